@@ -47,7 +47,7 @@ def environment(site=None, **more: str) -> dict[str, str]:
     return here | {"DAYFLY_BIN": str(bin_dir() / "dayfly")} | more
 
 
-def test_rank_without_lease_gets_private_workers(start, ranks, square, tmp_path, leakless):
+def test_rank_without_lease_gets_private_workers(leakless, start, ranks, square, tmp_path):
     # One hot worker is all that this site has.
     site = start("up", "--listen", "127.0.0.1:0", "--sandbox", "process", "--cores", "1")
     done = run(*command(ranks, square, "pair"), env=environment(site, TMPDIR=str(tmp_path)), timeout=100)
@@ -55,12 +55,12 @@ def test_rank_without_lease_gets_private_workers(start, ranks, square, tmp_path,
     assert not list(tmp_path.glob("dayfly-*"))
 
 
-def test_program_without_manager_computes_alone(ranks, square, leakless):
+def test_program_without_manager_computes_alone(leakless, ranks, square):
     done = run(*command(ranks, square, "alone"), env=environment(), timeout=100)
     assert done.stdout == "0 with a lease, 0 with private workers: all held\n"
 
 
-def test_killed_job_leaves_nothing(start, ranks, square, tmp_path, leakless):
+def test_killed_job_leaves_nothing(leakless, start, ranks, square, tmp_path):
     site = start("up", "--listen", "127.0.0.1:0", "--sandbox", "process", "--cores", "1")
     job = subprocess.Popen(
         [str(word) for word in command(ranks, square, "hang")],

@@ -15,7 +15,7 @@ mod samples;
 #[cfg(test)]
 mod planner_tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use division::{Local, Route, divide};
 use network::{Network, RoundTrip};
@@ -29,6 +29,8 @@ const MAX_FUNCTIONS: usize = 256;
 const MAX_CHANNELS: u32 = 4096;
 /// Most calls of one split.
 pub const MAX_CALLS: u64 = 1 << 40;
+/// Times from which on their 95th percentile is not merely the longest.
+const MIN_FOR_P95: usize = 20;
 /// Of so many calls, one at most is sent to learn.
 const CALLS_PER_PROBE: u64 = 8;
 /// Part of the local time that calls may cost which are sent to learn whether a channel wins by now.
@@ -275,10 +277,16 @@ impl Planner {
         let mut unknown = Vec::new();
         let mut routes = Vec::new();
         for number in self.channels.keys().copied().collect::<Vec<_>>() {
-            match local.and_then(|local| self.route(number, key, bytes, local)) {
-                Some(route) => routes.push((number, route)),
-                None => unknown.push(number),
+            let route = local.and_then(|local| self.route(number, key, bytes, local));
+            if route.is_none()
+                || self
+                    .channels
+                    .get(&number)
+                    .is_some_and(|channel| channel.network.is_new())
+            {
+                unknown.push(number);
             }
+            routes.extend(route.map(|route| (number, route)));
         }
         let work = Local {
             calls,
@@ -306,9 +314,15 @@ impl Planner {
         split
     }
 
-    /// Sends calls to channels of which nothing is known: two to each, because the second one shows what a call costs
+    /// Sends calls to channels of which little is known and that get none otherwise: two to each, because the second one shows what a call costs
     /// after another.
     fn probe_unknown(&self, split: &mut Split, unknown: &[u32]) {
+        let given: BTreeSet<u32> = split.remote.iter().map(|(channel, _)| *channel).collect();
+        let unknown: Vec<u32> = unknown
+            .iter()
+            .copied()
+            .filter(|channel| !given.contains(channel))
+            .collect();
         if unknown.is_empty() || split.local < 2 {
             return;
         }
@@ -362,7 +376,10 @@ impl Planner {
         let times = functions.get(&key)?;
         let slowness = channel.slowness();
         let run = times.remote.median().unwrap_or(local) * slowness;
-        let late = times.remote.p95().map_or(0.0, |p95| (p95 * slowness - run).max(0.0));
+        let late = match times.remote.len() < MIN_FOR_P95 {
+            true => 0.0,
+            false => times.remote.p95().map_or(0.0, |p95| (p95 * slowness - run).max(0.0)),
+        };
         Some(Route {
             link: channel.link,
             overhead: network.overhead,

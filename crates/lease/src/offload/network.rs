@@ -7,6 +7,8 @@ use super::samples::Ring;
 pub const MAX_SECONDS: f64 = 86_400.0;
 /// Round trips that are kept for each class of sizes.
 const KEPT: usize = 8;
+/// Round trips after which a channel is known: the first ones load the function.
+const MIN_ROUND_TRIPS: usize = 4;
 /// With one size only, time is put down to its bytes from here on, and to the latency below.
 const MIN_BULK_BYTES: u64 = 64 << 10;
 
@@ -55,7 +57,7 @@ impl LogGp {
 pub struct Network {
     /// The last round trips of each class of sizes.
     round_trips: Vec<(u8, Vec<RoundTrip>)>,
-    /// Recorded round trips; places new ones in their rings.
+    /// Recorded round trips.
     recorded: usize,
     overhead: Ring,
     gap: Ring,
@@ -78,7 +80,7 @@ impl Network {
             kept.remove(0);
             kept.push(round_trip);
         }
-        self.recorded += 1;
+        self.recorded = self.recorded.saturating_add(1);
     }
 
     pub fn record_overhead(&mut self, seconds: f64) {
@@ -87,6 +89,11 @@ impl Network {
 
     pub fn record_gap(&mut self, seconds: f64) {
         self.gap.push(seconds);
+    }
+
+    /// Whether so few round trips were recorded that they may all have been cold starts.
+    pub fn is_new(&self) -> bool {
+        self.recorded < MIN_ROUND_TRIPS
     }
 
     /// Fits the parameters. `run_of` returns how long a function runs; round trips of unknown ones are left out.

@@ -39,6 +39,11 @@ impl Ring {
         self.quantile(0.95)
     }
 
+    /// Number of times.
+    pub fn len(&self) -> usize {
+        self.times.len()
+    }
+
     /// The smallest value.
     pub fn min(&self) -> Option<f64> {
         self.times.iter().copied().min_by(f64::total_cmp)

@@ -101,7 +101,8 @@ impl Offload {
 
     /// Computes a function of every input, in this thread with `local` and on the workers of a pool. A call that was not executed, that waits when this thread has no more
     /// work, or that is idempotent and failed with its worker, is computed here. The error is that of the first
-    /// call that failed otherwise.
+    /// call that failed otherwise. Without workers everything is computed here: a fleet that is to be used has a minimum
+    /// of workers.
     pub fn share<I: AsRef<[u8]>>(
         &self,
         pool: &Pool,
@@ -127,6 +128,7 @@ impl Offload {
             outputs: inputs.iter().map(|_| None).collect(),
             again: Vec::new(),
             is_idempotent: options.idempotent,
+            window: 2 * workers as usize,
         };
         for (at, input) in inputs.iter().enumerate().skip(first) {
             step.send(at, function, input.as_ref(), options)?;
@@ -182,6 +184,8 @@ struct Step<'a> {
     /// Inputs that are to be computed here.
     again: Vec<usize>,
     is_idempotent: bool,
+    /// How many calls are looked at for their end.
+    window: usize,
 }
 
 impl Step<'_> {
@@ -204,17 +208,20 @@ impl Step<'_> {
             return Ok(());
         }
         self.pool.poll();
-        let mut left = VecDeque::with_capacity(self.sent.len());
-        while let Some(sent) = self.sent.pop_front() {
-            match self.pool.is_done(sent.call) {
-                true => {
-                    let outcome = self.pool.wait(sent.call, None);
-                    self.end(&sent, outcome)?;
+        // Workers take calls in the order of their submission, so only the first ones can have ended.
+        let mut at = 0;
+        while at < self.window {
+            match self.sent.get(at) {
+                None => break,
+                Some(sent) if !self.pool.is_done(sent.call) => at += 1,
+                Some(_) => {
+                    if let Some(sent) = self.sent.remove(at) {
+                        let outcome = self.pool.wait(sent.call, None);
+                        self.end(&sent, outcome)?;
+                    }
                 }
-                false => left.push_back(sent),
             }
         }
-        self.sent = left;
         Ok(())
     }
 

@@ -99,10 +99,10 @@ impl Offload {
         self.planner().local(function, bytes)
     }
 
-    /// Computes a function of every input, in this thread with `local` and on the workers of a pool. A call that was not executed, that waits when this thread has no more
-    /// work, or that is idempotent and failed with its worker, is computed here. The error is that of the first
-    /// call that failed otherwise. Without workers everything is computed here: a fleet that is to be used has a minimum
-    /// of workers.
+    /// Computes a function of every input, in this thread with `local` and on the workers of a pool. A call that was
+    /// not executed, that waits when this thread has no more work, or that is idempotent and failed with its worker, is
+    /// computed here. Without workers everything is: a fleet that is to be used has a minimum of workers. The error is
+    /// that of the first call that failed otherwise.
     pub fn share<I: AsRef<[u8]>>(
         &self,
         pool: &Pool,

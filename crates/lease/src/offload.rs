@@ -131,6 +131,19 @@ struct Channel {
     /// Times of functions on this channel's worker, divided by their times on all.
     slowness: Ring,
     last_end: Option<(f64, bool)>,
+    burst: Option<Burst>,
+}
+
+/// Calls that followed each other on a channel without a pause.
+#[derive(Debug, Clone, Copy)]
+struct Burst {
+    key: Key,
+    /// When the first one was submitted.
+    began: f64,
+    /// When the last one ended.
+    ended: f64,
+    calls: u32,
+    is_exact: bool,
 }
 
 impl Channel {
@@ -144,6 +157,12 @@ type Key = (u64, u8);
 
 fn key(function: u64, bytes: u64) -> Key {
     (function, network::class(bytes))
+}
+
+/// How long a function runs on workers, or else in the program.
+fn run_of(functions: &BTreeMap<Key, Times>, key: &Key) -> Option<f64> {
+    let times = functions.get(key)?;
+    times.remote.median().or_else(|| times.local.median())
 }
 
 /// What is known of one function and size on one channel.
@@ -223,7 +242,6 @@ impl Planner {
             return;
         }
         let run = completion.run.and_then(seconds).filter(|run| *run <= round_trip);
-        let known = self.functions.get(&key).and_then(|times| times.remote.median());
         let Some(channel) = self.channels.get_mut(&number) else {
             return;
         };
@@ -233,28 +251,68 @@ impl Planner {
         let previous = channel.last_end.replace((completion.ended, completion.is_exact));
         // A call behind another one shows the time between two; a call alone shows the way there and back.
         let behind = previous.filter(|(end, _)| completion.submitted < *end && *end <= completion.ended);
-        let mut observed = run;
-        match behind {
-            Some((end, is_exact)) => {
+        let mut is_over = None;
+        match (behind, &mut channel.burst) {
+            (Some((end, is_exact)), Some(burst)) if burst.key == key => {
                 if is_exact && completion.is_exact {
                     channel.network.record_gap(completion.ended - end);
-                    observed = observed.or(Some(completion.ended - end));
                 }
+                burst.ended = completion.ended;
+                burst.calls = burst.calls.saturating_add(1);
+                burst.is_exact &= completion.is_exact;
             }
-            None => channel.network.record(RoundTrip {
-                bytes,
-                seconds: round_trip,
-                run,
-                key,
-                is_exact: completion.is_exact,
-            }),
-        }
-        if let Some(observed) = observed {
-            if let Some(known) = known.filter(|known| *known > 0.0) {
-                channel.slowness.push(observed / known);
+            _ => {
+                if behind.is_none() {
+                    channel.network.record(RoundTrip {
+                        bytes,
+                        seconds: round_trip,
+                        run,
+                        key,
+                        is_exact: completion.is_exact,
+                    });
+                }
+                is_over = channel.burst.replace(Burst {
+                    key,
+                    began: behind.map_or(completion.submitted, |(end, _)| end),
+                    ended: completion.ended,
+                    calls: 1,
+                    is_exact: completion.is_exact && run.is_none(),
+                });
             }
-            self.times(key).remote.push(observed);
         }
+        if let Some(burst) = is_over {
+            self.end_burst(number, burst);
+        }
+        if let Some(run) = run {
+            self.record_run(number, key, run);
+        }
+    }
+
+    /// Learns the time of a call from calls that followed each other. Their ends may be seen late and together, so only
+    /// the time of all of them counts.
+    fn end_burst(&mut self, number: u32, burst: Burst) {
+        if burst.calls < 2 || !burst.is_exact {
+            return;
+        }
+        let functions = &self.functions;
+        let network = self
+            .channels
+            .get(&number)
+            .and_then(|channel| channel.network.fit(|key| run_of(functions, key)));
+        let once = network.map_or(0.0, |network| 2.0 * (network.latency + network.overhead));
+        if let Some(all) = seconds(burst.ended - burst.began) {
+            self.record_run(number, burst.key, (all - once).max(0.0) / f64::from(burst.calls));
+        }
+    }
+
+    fn record_run(&mut self, number: u32, key: Key, run: f64) {
+        let known = self.functions.get(&key).and_then(|times| times.remote.median());
+        if let Some(channel) = self.channels.get_mut(&number)
+            && let Some(known) = known.filter(|known| *known > 0.0)
+        {
+            channel.slowness.push(run / known);
+        }
+        self.times(key).remote.push(run);
     }
 
     /// The channel that the next completion of a pool is booked on: its workers are alike, so they take turns.
@@ -269,6 +327,14 @@ impl Planner {
     pub fn split(&mut self, function: u64, bytes: u64, calls: u64, threads: u32) -> Split {
         let calls = calls.min(MAX_CALLS);
         let key = key(function, bytes);
+        let over: Vec<(u32, Burst)> = self
+            .channels
+            .iter_mut()
+            .filter_map(|(number, channel)| Some((*number, channel.burst.take()?)))
+            .collect();
+        for (number, burst) in over {
+            self.end_burst(number, burst);
+        }
         let local = self.times(key).local.median();
         if self.channels.is_empty() {
             let total = local.unwrap_or(0.0) * calls as f64 / f64::from(threads.max(1));
@@ -368,11 +434,7 @@ impl Planner {
     fn route(&mut self, number: u32, key: Key, bytes: u64, local: f64) -> Option<Route> {
         let functions = &self.functions;
         let channel = self.channels.get_mut(&number)?;
-        let run_of = |key: &Key| {
-            let times = functions.get(key)?;
-            times.remote.median().or_else(|| times.local.median())
-        };
-        let network = channel.network.fit(run_of)?;
+        let network = channel.network.fit(|key| run_of(functions, key))?;
         let times = functions.get(&key)?;
         let slowness = channel.slowness();
         let run = times.remote.median().unwrap_or(local) * slowness;
@@ -395,16 +457,12 @@ impl Planner {
     pub fn estimates(&mut self, function: u64, bytes: u64) -> Vec<Estimate> {
         let key = key(function, bytes);
         let functions = &self.functions;
-        let run_of = |key: &Key| {
-            let times = functions.get(key)?;
-            times.remote.median().or_else(|| times.local.median())
-        };
         let of = |(number, channel): (&u32, &mut Channel)| {
             let slowness = channel.slowness();
             let remote = functions.get(&key).map(|times| &times.remote);
             Estimate {
                 channel: *number,
-                network: channel.network.fit(run_of),
+                network: channel.network.fit(|key| run_of(functions, key)),
                 run: remote.and_then(Ring::median).map(|run| run * slowness),
                 run_p95: remote.and_then(Ring::p95).map(|run| run * slowness),
             }

@@ -326,3 +326,32 @@ fn memory_is_bounded() {
     assert!(planner.functions.len() <= MAX_FUNCTIONS);
     assert!(planner.local(9_999, 9_999).is_some());
 }
+
+#[test]
+fn ends_seen_together_do_not_look_fast() {
+    let mut planner = Planner::new();
+    planner.set_workers(1);
+    planner.record_local(1, 8, 100, 0.1);
+    // A call takes 1 ms; the program looks each 10 ms.
+    for step in 1..20 {
+        let now = f64::from(step);
+        for call in 1..=20 {
+            let looked = (f64::from(call) / 10.0).ceil() * 10e-3;
+            planner.record_remote(
+                1,
+                8,
+                Completion {
+                    channel: None,
+                    submitted: now,
+                    overhead: Some(1e-6),
+                    ended: now + looked + f64::from(call) * 1e-6,
+                    run: None,
+                    is_exact: true,
+                },
+            );
+        }
+        planner.split(1, 8, 100, 1);
+    }
+    let run = planner.estimates(1, 8)[0].run.unwrap();
+    assert!((0.5e-3..1.1e-3).contains(&run), "{run}");
+}

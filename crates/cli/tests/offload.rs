@@ -120,10 +120,10 @@ fn killed_node_in_a_step_changes_no_result() {
     let mut computed = 0;
     let shared = offload.share(&site.pool, site.sleep, &inputs, options, |input| {
         computed += 1;
-        if computed == 5 {
-            if let Some(node) = node.take() {
-                kill(node);
-            }
+        if computed == 5
+            && let Some(node) = node.take()
+        {
+            kill(node);
         }
         sleep_here(input)
     });

@@ -96,11 +96,14 @@ def _described(declared: Declaration) -> tuple[str, list[str]]:
 
 
 def namespace(code: str) -> str:
-    """Returns the text within `namespace dayfly`, without its namespace `detail`."""
+    """Returns the text within `namespace dayfly` and the namespaces in it, without `detail`."""
     start = code.index("namespace dayfly {")
     inner = code[start + len("namespace dayfly {") : end_of_block(code, code.index("{", start)) - 1]
     while found := re.search(r"namespace detail \{", inner):
         inner = inner[: found.start()] + inner[end_of_block(inner, found.end() - 1) :]
+    while found := re.search(r"namespace \w+ \{", inner):
+        end = end_of_block(inner, found.end() - 1)
+        inner = inner[: found.start()] + inner[found.end() : end - 1] + inner[end:]
     return inner
 
 

@@ -84,3 +84,8 @@ def test_library_exports_exactly_the_header():
     exported = run("nm", "-D", "--defined-only", program("libdayfly.so")).stdout.split()
     assert len(declared) > 80
     assert declared == {symbol for symbol in exported if symbol.startswith("dfly_")}
+
+
+def test_planner_divides_loops_in_c(tmp_path):
+    program = compile_source(ROOT / "bindings/c/tests/offload.c", tmp_path / "offload")
+    assert run(program).stdout == "all held\n"

@@ -72,6 +72,21 @@ def test_python_group_example_starts_its_ranks(name, start):
     assert re.fullmatch(as_ranks, run(program(), "run", "--ranks", "3", example, env=environment).stdout)
 
 
+def test_openmp_example_shares_its_loop_with_a_worker(library, tmp_path, leakless):
+    compiled = compile_source(EXAMPLES / "cxx/openmp.cpp", tmp_path / "openmp", "-fopenmp")
+    environment = clean_environment(OMP_NUM_THREADS="1")
+    printed = run(compiled, library("blackscholes"), "20000", "10", env=environment).stdout
+    found = re.match(r"0 prices differ; workers computed (\d+) of 200000; a step took", printed)
+    assert found, printed
+    assert int(found[1]) > 0
+
+
+def test_prefix_scan_with_a_worker_is_correct(library, tmp_path, leakless):
+    compiled = compile_source(EXAMPLES / "cxx/prefix_scan.cpp", tmp_path / "prefix_scan")
+    printed = run(compiled, library("scan"), "30", "3").stdout
+    assert re.match(r"30 matrices, the same results: \d+\.\d\d ms alone", printed), printed
+
+
 def test_every_language_has_every_short_example():
     names = {"c": ".c", "cxx": ".cpp", "rust": ".rs", "python": ".py"}
     for language, suffix in names.items():

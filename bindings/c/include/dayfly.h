@@ -72,6 +72,18 @@
 // Any worker, in `dfly_call_options`.
 #define DFLY_ANY_WORKER 4294967295
 
+// There are no workers.
+#define DFLY_SPLIT_NO_WORKERS 0
+
+// Too little is known; a few calls are sent to learn.
+#define DFLY_SPLIT_UNKNOWN 1
+
+// No call would return before the local work is done.
+#define DFLY_SPLIT_CANNOT_WIN 2
+
+// As many calls are sent as return before the local work is done.
+#define DFLY_SPLIT_DIVIDED 3
+
 // Any rank: as the source of a message, or any free rank in `dfly_group_options`.
 #define DFLY_ANY_RANK 4294967295
 
@@ -362,6 +374,10 @@ typedef struct dfly_group dfly_group;
 // freed.
 typedef struct dfly_lease dfly_lease;
 
+// Learns how long calls take in the program and on workers, and divides loops so that the program does not wait.
+// Thread-safe.
+typedef struct dfly_offload dfly_offload;
+
 // The output of a call. One thread at a time may use it. It may outlive its pool.
 typedef struct dfly_output dfly_output;
 
@@ -519,6 +535,41 @@ typedef struct dfly_fleet_options {
     // Default: one minute.
     uint64_t wait_ms;
 } dfly_fleet_options;
+// How a loop is divided. `local` and `remote` add up to the number of calls.
+typedef struct dfly_split {
+    // Calls that the program computes.
+    uint64_t local;
+    // Calls for the workers.
+    uint64_t remote;
+    // How many of the remote calls are sent to learn. The predictions leave them out.
+    uint64_t probes;
+    // Predicted time of the local work, in seconds; 0 if it is unknown.
+    double local_seconds;
+    // Predicted time until the last remote call has returned, in seconds.
+    double remote_seconds;
+    // DFLY_SPLIT_NO_WORKERS, _UNKNOWN, _CANNOT_WIN or _DIVIDED.
+    uint32_t reason;
+} dfly_split;
+
+// What is known of the calls of a function with one size, in seconds; below 0 if it is unknown.
+typedef struct dfly_offload_times {
+    // Median time in the program.
+    double local;
+    // Time of 95 % of the calls in the program.
+    double local_p95;
+    // Median time on the worker.
+    double remote;
+    // Time of 95 % of the calls on the worker.
+    double remote_p95;
+    // `L` of LogP: latency of a small message in one direction.
+    double latency;
+    // `o`: work of the program to send or to receive a message.
+    double overhead;
+    // `g`: least time between two calls.
+    double gap;
+    // `G`: time of a byte.
+    double per_byte;
+} dfly_offload_times;
 
 // How a process that `dayfly run` did not start finds its group. Initialise with `dfly_group_options_init`, then set
 // `rendezvous`, `name`, `secret` and `ranks`. The other fields have defaults.
@@ -937,6 +988,10 @@ dfly_status dfly_pool_kill(const struct dfly_pool *pool, uint64_t call);
 // Discards the outcome of a call. A queued call is dropped; a call that was sent continues.
 dfly_status dfly_pool_forget(const struct dfly_pool *pool, uint64_t call);
 
+// Returns the number of workers that take calls, now or after their repair; 0 if `pool` is NULL or its lease has
+// ended.
+size_t dfly_pool_remaining_workers(const struct dfly_pool *pool);
+
 // Returns the number of calls that have not ended; 0 if `pool` is NULL.
 size_t dfly_pool_pending(const struct dfly_pool *pool);
 
@@ -1000,6 +1055,56 @@ dfly_status dfly_fleet_close(const struct dfly_fleet *fleet);
 // Closes and frees a fleet and its pool. Pending callbacks are called with DFLY_CANCELLED. Outputs and buffers remain
 // usable. NULL is a no-op.
 void dfly_fleet_free(struct dfly_fleet *fleet);
+
+// Makes a planner that knows nothing and has no workers. `offload` receives it; free it with `dfly_offload_free`.
+dfly_status dfly_offload_new(struct dfly_offload **offload);
+
+// Sets the number of workers of a pool. They share the bandwidth to them.
+dfly_status dfly_offload_set_workers(const struct dfly_offload *offload, uint32_t workers);
+
+// Records that the program computed `calls` calls, in `seconds` of one thread. `function` is any number of the
+// caller's for the function, and `bytes` the size of the input and output of one call. Times that cannot be are
+// ignored.
+dfly_status dfly_offload_record_local(const struct dfly_offload *offload,
+                                      uint64_t function,
+                                      uint64_t bytes,
+                                      uint64_t calls,
+                                      double seconds);
+
+// Records a call on a worker that has ended with an output. `submitted`, `sent` and `ended` are times of one clock in
+// seconds: before and after the submission, and when the output was there. `worker` is the worker's number, or
+// DFLY_ANY_WORKER if the pool chose one. `is_exact` says that a thread waited for the end; if not, the call may have
+// ended before `ended`. Times that cannot be are ignored.
+dfly_status dfly_offload_record_remote(const struct dfly_offload *offload,
+                                       uint64_t function,
+                                       uint64_t bytes,
+                                       uint32_t worker,
+                                       double submitted,
+                                       double sent,
+                                       double ended,
+                                       bool is_exact);
+
+// Divides `calls` calls with `bytes` bytes of input and output each, for a program that computes with `threads`
+// threads. `split` receives the result. `by_worker` may be NULL; else it has room for `workers` numbers and receives
+// the calls of each worker.
+dfly_status dfly_offload_split(const struct dfly_offload *offload,
+                               uint64_t function,
+                               uint64_t bytes,
+                               uint64_t calls,
+                               uint32_t threads,
+                               struct dfly_split *split,
+                               uint64_t *by_worker,
+                               uint32_t workers);
+
+// Returns in `times` what is known of a function and a size on `worker`.
+dfly_status dfly_offload_estimate(const struct dfly_offload *offload,
+                                  uint64_t function,
+                                  uint64_t bytes,
+                                  uint32_t worker,
+                                  struct dfly_offload_times *times);
+
+// Frees an offload. NULL is a no-op.
+void dfly_offload_free(struct dfly_offload *offload);
 
 // Delegates `workers` of a pool's workers for at most `duration_ms` milliseconds. Waits up to `limit_ms` milliseconds
 // until the calls on them have ended. The pool does not use these workers until `dfly_pool_take_back`. `users` is the

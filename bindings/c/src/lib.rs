@@ -18,6 +18,7 @@ mod handle;
 mod lease;
 mod memory;
 mod message;
+mod offload;
 mod operation;
 mod pool;
 mod pool_options;

@@ -415,6 +415,17 @@ pub unsafe extern "C" fn dfly_pool_forget(pool: *const dfly_pool, call: u64) -> 
     })
 }
 
+/// Returns the number of workers that take calls, now or after their repair; 0 if `pool` is NULL or its lease has
+/// ended.
+///
+/// # Safety
+/// `pool` is NULL or a pool.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dfly_pool_remaining_workers(pool: *const dfly_pool) -> usize {
+    // SAFETY: as the caller promises.
+    value(0, || Ok(unsafe { get(pool) }?.pool.remaining_workers()))
+}
+
 /// Returns the number of calls that have not ended; 0 if `pool` is NULL.
 ///
 /// # Safety

@@ -56,6 +56,7 @@ fn header() -> String {
         "pool",
         "pool/memory",
         "fleet",
+        "offload",
         "delegation",
         "group",
         "operation",

@@ -9,6 +9,7 @@ mod fleet;
 mod foreign;
 mod guard;
 mod memory;
+mod offload;
 mod pool;
 mod rendezvous;
 mod runtime;
@@ -49,6 +50,8 @@ mod _native {
     use super::foreign::Foreign;
     #[pymodule_export]
     use super::memory::Memory;
+    #[pymodule_export]
+    use super::offload::OffloadPlanner;
     #[pymodule_export]
     use super::pool::{Call, Failure, Options, Pool};
     #[pymodule_export]

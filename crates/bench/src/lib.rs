@@ -16,6 +16,7 @@ pub mod error;
 pub mod fleet;
 pub mod invoke;
 pub mod machine;
+pub mod offload;
 pub mod picture;
 pub mod proc;
 pub mod reclaim;

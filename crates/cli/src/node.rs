@@ -66,6 +66,9 @@ pub struct Arguments {
     /// End after this time without the manager: for unattended nodes
     #[arg(long, value_name = "DURATION", value_parser = values::duration, conflicts_with = "standalone")]
     alone_for: Option<Duration>,
+    /// End when this process ends; it must be the parent
+    #[arg(long, value_name = "PID", hide_short_help = true)]
+    parent: Option<u32>,
     /// Address to listen on for clients that cannot share memory with the node; port 0 for any free port
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:0")]
     listen_tcp: SocketAddr,
@@ -284,7 +287,7 @@ fn named(client: &Client, wanted: &str) -> Result<NodeId, Failure> {
 }
 
 async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
-    let ending = Ending::new(None)?;
+    let ending = Ending::new(arguments.parent)?;
     let path = match &arguments.state_dir {
         Some(dir) => connect::state_dir(Some(dir))?,
         None => connect::state_dir(None)?.join("node"),

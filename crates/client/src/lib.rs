@@ -40,6 +40,8 @@
 //! - [`Tasks`] submits durable tasks to the manager. A task survives the end of this process and has exactly one
 //!   outcome.
 //!
+//! [`Offload`] divides a loop between this program and a pool, so that the program never waits for its calls.
+//!
 //! # Errors
 //!
 //! Leasing and connecting return [`Error`], calls return [`CallError`]. Both carry a [`Code`] that is stable across
@@ -67,6 +69,7 @@ mod lease;
 mod local_socket;
 mod manager;
 mod node;
+pub mod offload;
 mod open_request;
 mod pool;
 mod random;
@@ -94,6 +97,7 @@ pub use discovery::{MANAGER_VARIABLE, default_state_dir, find_manager};
 pub use error::{CallError, Error};
 pub use fleet::{Fleet, FleetOptions, FleetStatus};
 pub use lease::{Lease, LeaseOptions};
+pub use offload::Offload;
 pub use pool::{
     CallId, CallOptions, CopiedBytes, FunctionId, Input, Outcome, Output, OutputBuffer, Pool, PoolOptions,
     ReturnedBuffer,

@@ -21,6 +21,7 @@ use crate::values::{self, Level};
   dayfly bench reclaim                                 a node given back to its owner, and given again
   dayfly bench reject                                  a warm call that finds no core
   dayfly bench fleet                                   what a fleet adds to a call of one lease
+  dayfly bench offload --explain                       a loop shared with a leased worker
   dayfly bench control --nodes 10000                   leases granted each second, with so many nodes registered
   dayfly bench tasks --parsl PYTHON                    durable tasks, beside Parsl in an interpreter that has it
   dayfly bench frames --only paper-join-2              a join across ranks, beside other engines
@@ -48,6 +49,8 @@ pub enum What {
     Reject(RejectArguments),
     /// What a fleet adds to a call, beside the pool of one lease
     Fleet(FleetArguments),
+    /// A loop shared between this program and leased workers, beside the same loop without them
+    Offload(OffloadArguments),
     /// Leases granted per second with thousands of registered simulated nodes, and the cost of their heartbeats
     Control(ControlArguments),
     /// Durable tasks, from submission to result and per second, beside those of Parsl
@@ -187,6 +190,34 @@ pub struct FleetArguments {
     /// Bytes of input and output
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(..=1024))]
     pub size: u16,
+    /// Report even if the machine was busy
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct OffloadArguments {
+    /// Calls of each step of the loop
+    #[arg(long, default_value_t = 200)]
+    pub calls: usize,
+    /// Computing time of a call, in microseconds
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    pub work_us: u32,
+    /// Bytes of a call's input
+    #[arg(long, default_value_t = 1024)]
+    pub size: usize,
+    /// Steps with and without workers, in turns
+    #[arg(long, default_value_t = 100)]
+    pub steps: usize,
+    /// Leased workers
+    #[arg(long, default_value_t = 1)]
+    pub workers: u16,
+    /// Whether workers poll or sleep
+    #[arg(long, value_enum, default_value = "hot")]
+    pub mode: Mode,
+    /// Also print the measured times of the network and of the function, and why the calls are divided as they are
+    #[arg(long)]
+    pub explain: bool,
     /// Report even if the machine was busy
     #[arg(long)]
     pub force: bool,

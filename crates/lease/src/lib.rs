@@ -13,6 +13,7 @@
 //!   offers less;
 //! - [`placement`]: the choice of nodes for a lease; [`gang`] divides a gang among nodes;
 //! - [`fleet`]: growth and shrinkage of leases on many nodes;
+//! - [`offload`]: division of calls between a program and leased workers;
 //! - [`health`]: suspension of nodes that fail repeatedly;
 //! - [`billing`]: metered usage and its cost;
 //! - [`quantity`]: amounts in messages about limits;
@@ -29,6 +30,7 @@ pub mod gang;
 pub mod health;
 pub mod key;
 pub mod ledger;
+pub mod offload;
 pub mod placement;
 pub mod quantity;
 pub mod quota;

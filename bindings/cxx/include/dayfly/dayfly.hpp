@@ -23,6 +23,7 @@
 #include "group.hpp"
 #include "invoker.hpp"
 #include "memory.hpp"
+#include "offload.hpp"
 #include "result.hpp"
 
 #endif

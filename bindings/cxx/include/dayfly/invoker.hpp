@@ -254,6 +254,10 @@ public:
         const std::uint32_t leased = !starting_ && lease_ ? lease_->workers() : 0;
         return fleet_ ? fleet_->workers() : leased;
     }
+    // Workers that take calls, now or after their repair.
+    std::uint32_t remaining() const noexcept {
+        return pool_ ? static_cast<std::uint32_t>(dfly_pool_remaining_workers(pool_)) : 0;
+    }
 
 private:
     client &connected() {

@@ -306,6 +306,32 @@ class Communicator:
     def shrink(self) -> Communicator: ...
 
 @final
+class OffloadPlanner:
+    """Learns how long calls take here and on workers, and divides loops so that the program does not wait.
+
+    ``function`` is any number below 2**64, ``size`` the bytes of input and output of one call. Times are in seconds.
+    """
+
+    def __init__(self, workers: int = 0) -> None: ...
+    def set_workers(self, workers: int) -> None: ...
+    def record_local(self, function: int, size: int, calls: int, seconds: float) -> None: ...
+    def record_remote(
+        self,
+        function: int,
+        size: int,
+        submitted: float,
+        ended: float,
+        *,
+        overhead: float | None = None,
+        run: float | None = None,
+        worker: int | None = None,
+        exact: bool = True,
+    ) -> None: ...
+    def split(self, function: int, size: int, calls: int, threads: int = 1) -> dict[str, Any]: ...
+    def estimates(self, function: int, size: int) -> list[dict[str, Any]]: ...
+    def local(self, function: int, size: int) -> tuple[float, float] | None: ...
+
+@final
 class Rendezvous:
     """A rendezvous in this process, for ranks that no manager has started."""
 

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use dayfly_bench::subject::How;
-use dayfly_bench::{control, fleet, invoke, reclaim, reject};
+use dayfly_bench::{control, fleet, invoke, offload, reclaim, reject};
 use dayfly_command::bench::{Arguments, Form, InvokeArguments, Language, Mode, What};
 use dayfly_command::logging::{self, Telling};
 use dayfly_command::{Global, exit};
@@ -131,6 +131,23 @@ fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             };
             print(
                 &fleet::run(&client, &mine, options).map_err(|error| failure(&error))?,
+                json,
+            )
+        }
+        What::Offload(options) => {
+            let (client, mine) = own_manager(1)?;
+            let options = offload::Options {
+                calls: options.calls,
+                work: std::time::Duration::from_micros(options.work_us.into()),
+                size: options.size,
+                steps: options.steps,
+                workers: options.workers,
+                hot: options.mode == Mode::Hot,
+                explain: options.explain,
+                force: options.force,
+            };
+            print(
+                &offload::run(&client, &mine, options).map_err(|error| failure(&error))?,
                 json,
             )
         }

@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use crate::exchange::{Exchange, RECEIVED_BYTES};
 use crate::progress::Task;
+use crate::recover::Recovery;
 
 /// Time within which ranks report what they measured, after the query's last row.
 const MAX_REPORT_TIME: Duration = Duration::from_secs(10);
@@ -32,6 +33,8 @@ pub struct Usage {
     pub exchanged_bytes: u64,
     /// Bytes that did not fit into memory, and were written to disk.
     pub spilled_bytes: u64,
+    /// What would have happened, or has, if ranks were lost.
+    pub recovery: Recovery,
 }
 
 /// What a query took, once its tasks have reported it.
@@ -65,7 +68,12 @@ pub async fn begin(
 }
 
 /// Begins to wait for the reports of a plan that was executed with measures.
-pub fn usage_of(plan: Arc<dyn ExecutionPlan>, elapsed: Duration, exchange: Arc<Exchange>) -> PendingUsage {
+pub fn usage_of(
+    plan: Arc<dyn ExecutionPlan>,
+    elapsed: Duration,
+    exchange: Arc<Exchange>,
+    recovery: Recovery,
+) -> PendingUsage {
     let (sender, receiver) = watch::channel(None);
     tokio::spawn(async move {
         let query = query_of(&plan);
@@ -77,6 +85,7 @@ pub fn usage_of(plan: Arc<dyn ExecutionPlan>, elapsed: Duration, exchange: Arc<E
                 computing: computing_of(&measured),
                 exchanged_bytes,
                 spilled_bytes,
+                recovery,
             };
             // Nobody may want to know.
             let _ = sender.send(Some(usage));

@@ -1,0 +1,271 @@
+//! In the rank of the session: the plans of tasks that run again when their ranks are lost.
+//!
+//! A task's plan and its units of work stay here until its query ends. A reader that has lost a run asks here for the next
+//! one, which begins on another rank; the [decision](crate::recover) is made there.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use datafusion::common::Result;
+use datafusion::physical_plan::ExecutionPlan;
+use dayfly_comm::post::PostError;
+use dayfly_protocol::error::Failure;
+use futures_util::StreamExt;
+use futures_util::stream::{self, BoxStream};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::channel::Lane;
+use super::error::ExchangeError;
+use super::requests::{Key, Plan, Report, Request, Unit, encoded};
+use super::server::Kind;
+use super::{Exchange, REQUESTS, lost_rank};
+use crate::recover::{Decision, GivenUp, Lineage, Place, Stages, TaskId, may_differ};
+
+/// The header of plans whose lost tasks run again. It has the rank of the session.
+const HEADER: &str = "x-dayfly-recovering";
+
+/// In the configuration of a query whose lost tasks run again.
+#[derive(Debug, Clone, Copy)]
+pub struct Recovering {
+    /// The rank that has the plans.
+    pub session: u32,
+}
+
+impl Recovering {
+    /// The headers by which ranks know it.
+    pub fn headers(self) -> HeaderMap {
+        HeaderMap::from_iter([(HeaderName::from_static(HEADER), HeaderValue::from(self.session))])
+    }
+}
+
+/// What the headers of a plan say; `None` if its tasks run once.
+pub fn recovering_of(headers: &HeaderMap) -> Option<Recovering> {
+    let session = headers.get(HEADER)?.to_str().ok()?.parse().ok()?;
+    Some(Recovering { session })
+}
+
+/// The tasks that this rank has planned, and the ranks that it has lost.
+#[derive(Debug, Default)]
+pub struct Recoveries(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    lost: BTreeMap<u32, String>,
+    tasks: HashMap<Key, Task>,
+    queries: HashMap<[u8; 16], Query>,
+}
+
+/// A query whose lost tasks run again.
+#[derive(Debug, Default)]
+struct Query {
+    lineage: Lineage,
+    stages: Stages,
+    tasks: usize,
+}
+
+#[derive(Debug)]
+struct Task {
+    /// The lanes of its runs' reports, with their ranks.
+    sent: Vec<(u32, u32)>,
+    /// `None` if it does not run again.
+    retained: Option<Retained>,
+    /// Takes the lanes of further runs.
+    reports: UnboundedSender<Lane>,
+}
+
+#[derive(Debug)]
+struct Retained {
+    plan: Plan,
+    /// Units of work; `None` for their end.
+    units: Vec<Option<Vec<Unit>>>,
+}
+
+impl Recoveries {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The ranks that are lost.
+    pub fn lost(&self) -> BTreeSet<u32> {
+        self.lock().lost.keys().copied().collect()
+    }
+
+    /// A task is sent to a rank, which reports on a lane. With its stage, it runs again if the rank is lost.
+    pub fn begin(&self, plan: Plan, rank: u32, lane: u32, stage: Option<Arc<dyn ExecutionPlan>>) -> Reports {
+        let (reports, further) = unbounded_channel();
+        let (key, runs_again) = (plan.key, stage.is_some());
+        let mut state = self.lock();
+        if let Some(stage) = stage {
+            let query = state.queries.entry(key.query()).or_default();
+            let (number, task) = id_of(key);
+            query.lineage.begin((number, task), rank);
+            query.stages.insert(number, &stage);
+            query.tasks += 1;
+        }
+        let retained = runs_again.then(|| Retained {
+            plan,
+            units: Vec::new(),
+        });
+        let task = Task {
+            sent: vec![(rank, lane)],
+            retained,
+            reports,
+        };
+        state.tasks.insert(key, task);
+        Reports { further, runs_again }
+    }
+
+    /// Sends further units of work to a task; `None` for their end.
+    pub fn add_units(&self, exchange: &Exchange, key: Key, units: Option<Vec<Unit>>) {
+        let mut state = self.lock();
+        let Some(task) = state.tasks.get_mut(&key) else { return };
+        if let Some((rank, lane)) = task.sent.last() {
+            send_units(exchange, *rank, *lane, units.clone());
+        }
+        if let Some(retained) = &mut task.retained {
+            retained.units.push(units);
+        }
+    }
+
+    /// The query of a task has ended.
+    pub fn end(&self, exchange: &Exchange, key: Key) {
+        let mut state = self.lock();
+        let Some(task) = state.tasks.remove(&key) else { return };
+        if task.retained.is_some()
+            && let Some(query) = state.queries.get_mut(&key.query())
+        {
+            query.tasks -= 1;
+            if query.tasks == 0 {
+                state.queries.remove(&key.query());
+            }
+        }
+        for (rank, lane) in task.sent {
+            // A rank that is lost needs no word.
+            let _ = exchange.send(rank, REQUESTS, vec![encoded(&Request::EndOfPlan { lane })]);
+        }
+    }
+
+    /// Where the next run of a task is whose run `seen` is lost. Begins it, unless another reader has.
+    pub fn moved(&self, exchange: &Arc<Exchange>, key: Key, seen: Place, cause: &str) -> Result<Place, Failure> {
+        let id = id_of(key);
+        let mut state = self.lock();
+        let left = (0..exchange.workers()).filter(|rank| !state.lost.contains_key(rank)).collect();
+        let decision = match state.queries.get_mut(&key.query()) {
+            Some(query) => {
+                let is_alone = !may_differ(&query.stages, id.0);
+                query.lineage.moved(id, seen.attempt, &left, is_alone)
+            }
+            None => Err(GivenUp::Unknown),
+        };
+        match decision.map_err(|given_up| given_up.to_failure(id, seen.rank, cause))? {
+            Decision::There(place) => Ok(place),
+            Decision::Again(place) => {
+                if let Some(task) = state.tasks.get_mut(&key) {
+                    task.run_again(exchange, place)?;
+                }
+                exchange.queries().begin_again(key.decoded(), place.rank);
+                tracing::warn!(stage = id.0, task = id.1, lost = seen.rank, rank = place.rank, %cause, "a task runs again");
+                Ok(place)
+            }
+        }
+    }
+}
+
+impl Task {
+    fn run_again(&mut self, exchange: &Arc<Exchange>, place: Place) -> Result<(), Failure> {
+        let Some(retained) = &self.retained else { return Ok(()) };
+        let lane = Lane::new(exchange, place.rank, 1).remove(0);
+        let number = lane.number();
+        let mut plan = retained.plan.clone();
+        plan.attempt = place.attempt;
+        let plan = encoded(&Request::Plan { lane: number, plan });
+        exchange.send(place.rank, REQUESTS, vec![plan])?;
+        for units in &retained.units {
+            send_units(exchange, place.rank, number, units.clone());
+        }
+        self.sent.push((place.rank, number));
+        // Nobody takes the reports of a query that has ended.
+        let _ = self.reports.send(lane);
+        Ok(())
+    }
+}
+
+fn send_units(exchange: &Exchange, rank: u32, lane: u32, units: Option<Vec<Unit>>) {
+    let request = match units {
+        Some(units) => Request::Units { lane, units },
+        None => Request::EndOfUnits { lane },
+    };
+    // The stream of reports has the loss of the rank.
+    let _ = exchange.send(rank, REQUESTS, vec![encoded(&request)]);
+}
+
+fn id_of(key: Key) -> TaskId {
+    let key = key.decoded();
+    (key.stage_id, key.task_number)
+}
+
+/// The reports of a task, of all its runs.
+pub struct Reports {
+    further: UnboundedReceiver<Lane>,
+    runs_again: bool,
+}
+
+impl Reports {
+    /// Reads each report, from the lane of the first run on. Ends with the query.
+    pub fn stream<T: Send + 'static>(
+        self,
+        first: Lane,
+        read: impl Fn(Vec<Bytes>) -> Result<T, String> + Send + Sync + 'static,
+    ) -> BoxStream<'static, Result<T>> {
+        if !self.runs_again {
+            return first.into_stream(read);
+        }
+        let reports = stream::unfold((Some(first), self.further, read), |(mut lane, mut further, read)| async move {
+            loop {
+                let mut current = match lane.take() {
+                    Some(lane) => lane,
+                    None => further.recv().await?,
+                };
+                let rank = current.rank();
+                match current.next().await {
+                    Ok(Some((_, parts))) => {
+                        let item = read(parts).map_err(|what| ExchangeError::Violation { rank, what }.into());
+                        return Some((item, (Some(current), further, read)));
+                    }
+                    // Of this run. A further one may follow until the query ends.
+                    Ok(None) | Err(ExchangeError::Post(PostError::PeerLost { .. } | PostError::PeerClosed { .. })) => {}
+                    Err(error) => return Some((Err(error.into()), (None, further, read))),
+                }
+            }
+        });
+        reports.boxed()
+    }
+}
+
+/// Takes questions of readers for the runs of lost tasks, until the exchange ends.
+pub async fn guide(exchange: Arc<Exchange>) {
+    loop {
+        let message = match exchange.post.next(REQUESTS, None).await {
+            Ok(message) => message,
+            Err(PostError::PeerLost { rank, reason }) => {
+                exchange.recoveries().lock().lost.insert(rank, reason);
+                continue;
+            }
+            Err(error) if lost_rank(&error).is_some() => continue,
+            Err(_) => return,
+        };
+        let request = message.parts().first().map(|part| rmp_serde::from_slice::<Request>(part));
+        // Other requests are for ranks that execute tasks; a reader cancels its question once it has the place.
+        let Some(Ok(Request::Moved { lane, key, seen, cause })) = request else {
+            continue;
+        };
+        let response = match exchange.recoveries().moved(&exchange, key, seen, &cause) {
+            Ok(place) => vec![Kind::Report.part(), encoded(&Report::Place(place))],
+            Err(failure) => vec![Kind::Error.part(), encoded(&failure)],
+        };
+        // A reader that is lost needs no word.
+        let _ = exchange.send(message.from(), lane, response);
+    }
+}

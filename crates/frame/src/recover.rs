@@ -1,0 +1,148 @@
+//! Recovery by tasks: which tasks run again when a rank is lost, where, and when to give up. Decisions only, without I/O.
+//!
+//! Every task keeps its output until its query ends, so a lost rank takes the outputs of its own tasks along, and nothing
+//! else. A task that reads a lost output asks where it is now. The first one to ask has the lost task run again, on a
+//! rank that is left; the new run reads its own inputs in the same way. So a task that nobody needs any more does not run
+//! again, and neither does one whose output is still there.
+//!
+//! A run may give other rows than the one before: `LIMIT` takes any of them. Readers of both runs would have a mixture.
+//! So such a task runs again alone only if one task reads it, which takes all of a run or nothing. Otherwise the whole
+//! query runs again.
+
+mod repeat;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dayfly_protocol::error::{Code, Failure};
+use serde::{Deserialize, Serialize};
+
+pub use repeat::{Stages, may_differ};
+
+/// Runs of one task, or of a whole query, whose ranks are lost.
+pub const MAX_ATTEMPTS: u32 = 3;
+
+/// What happens to a query whose ranks are lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Recovery {
+    /// The query fails with [`Code::RankLost`]. Its caller may run it again.
+    #[default]
+    Query,
+    /// Tasks keep their outputs, and only lost ones run again.
+    Tasks,
+}
+
+impl Recovery {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Query => "query",
+            Self::Tasks => "tasks",
+        }
+    }
+}
+
+/// A task of a query: the number of its stage, and its own within that.
+pub type TaskId = (usize, usize);
+
+/// Where a task runs, or has run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// The rank.
+    pub rank: u32,
+    /// The number of the run, from 0.
+    pub attempt: u32,
+}
+
+/// Where a reader finds a task's output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// A run that another reader has asked for.
+    There(Place),
+    /// A run that begins now.
+    Again(Place),
+}
+
+/// Why a task does not run again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GivenUp {
+    /// The query has ended, or has no such task.
+    Unknown,
+    /// It was lost as often as it may be.
+    Attempts,
+    /// No rank is left.
+    NobodyLeft,
+    /// It may give other rows, and several tasks read it.
+    MayDiffer,
+}
+
+impl GivenUp {
+    /// The failure of the query, which names the lost rank and the cause.
+    pub fn to_failure(&self, (stage, task): TaskId, lost: u32, cause: &str) -> Failure {
+        let task = format!("task {task} of stage {stage}");
+        let message = match self {
+            Self::Unknown => format!("{task} is asked for after its query has ended; rank {lost} is lost: {cause}"),
+            Self::Attempts => {
+                format!("{task} was lost in {MAX_ATTEMPTS} attempts, the last one with rank {lost}: {cause}")
+            }
+            Self::NobodyLeft => format!("no rank is left to run {task} again; rank {lost} is lost: {cause}"),
+            Self::MayDiffer => format!(
+                "{task} cannot run again alone, since it may give other rows to its several readers; rank {lost} is lost: {cause}"
+            ),
+        };
+        let code = if *self == Self::Unknown { Code::Cancelled } else { Code::RankLost };
+        Failure::new(code, message)
+    }
+}
+
+/// Where the tasks of one query are.
+#[derive(Debug, Default)]
+pub struct Lineage(BTreeMap<TaskId, Place>);
+
+impl Lineage {
+    /// A task is sent to a rank for the first time.
+    pub fn begin(&mut self, task: TaskId, rank: u32) {
+        self.0.insert(task, Place { rank, attempt: 0 });
+    }
+
+    /// Where the latest run of a task is.
+    pub fn place(&self, task: TaskId) -> Option<Place> {
+        self.0.get(&task).copied()
+    }
+
+    /// Decides where a reader finds the output of a task whose run `seen` is lost. `left` are the ranks that are not
+    /// known to be lost; `is_alone` says whether the task may run again without the tasks that have read it.
+    ///
+    /// # Errors
+    /// If the task does not run again.
+    pub fn moved(
+        &mut self,
+        task: TaskId,
+        seen: u32,
+        left: &BTreeSet<u32>,
+        is_alone: bool,
+    ) -> Result<Decision, GivenUp> {
+        let current = self.place(task).ok_or(GivenUp::Unknown)?;
+        if current.attempt > seen {
+            return Ok(Decision::There(current));
+        }
+        if current.attempt + 1 >= MAX_ATTEMPTS {
+            return Err(GivenUp::Attempts);
+        }
+        // The reader knows of a loss that the session may not have noticed yet.
+        let load = |rank: u32| self.0.values().filter(|place| place.rank == rank).count();
+        let candidates = left.iter().copied().filter(|rank| *rank != current.rank);
+        let rank = candidates.min_by_key(|rank| (load(*rank), *rank)).ok_or(GivenUp::NobodyLeft)?;
+        if !is_alone {
+            return Err(GivenUp::MayDiffer);
+        }
+        let again = Place {
+            rank,
+            attempt: current.attempt + 1,
+        };
+        self.0.insert(task, again);
+        Ok(Decision::Again(again))
+    }
+}
+
+#[cfg(test)]
+mod tests;

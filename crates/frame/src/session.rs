@@ -327,6 +327,7 @@ fn context(
     if options.recovery == Recovery::Tasks {
         let recovering = Recovering {
             session: exchange.rank(),
+            attempt: 0,
         };
         config.set_distributed_passthrough_headers(recovering.headers())?;
         config.set_extension(Arc::new(recovering));

@@ -8,6 +8,7 @@ mod files;
 mod manifest;
 mod node;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use uuid::Uuid;
 
+use crate::exchange::Recovering;
 use crate::operation::applied;
 pub use encoder::{Encoder, Format};
 pub use files::{NULL_VALUE, prefix_of};
@@ -84,11 +86,15 @@ pub async fn write(context: &SessionContext, frame: DataFrame, output: &Output) 
             // Tasks of other ranks may end a file before they hear of the failure.
             for pause in REMOVE_AFTER {
                 tokio::time::sleep(pause).await;
-                remove_run(store.as_ref(), &url, &target.run).await;
+                remove_run(store.as_ref(), &url, &target.run, &[]).await;
             }
             return Err(error);
         }
     };
+    if context.copied_config().get_extension::<Recovering>().is_some() {
+        // Runs of tasks that were lost have left theirs.
+        remove_run(store.as_ref(), &url, &target.run, &files).await;
+    }
     let manifest = Manifest {
         run: target.run,
         format: output.format,
@@ -174,14 +180,15 @@ async fn without_rows(
     })
 }
 
-/// Removes the files of a failed run. What cannot be removed is without a manifest, and so is never read.
-async fn remove_run(store: &dyn ObjectStore, url: &ListingTableUrl, run: &str) {
+/// Removes the files of a run, but for these. What cannot be removed is in no manifest, and so is never read.
+async fn remove_run(store: &dyn ObjectStore, url: &ListingTableUrl, run: &str, but: &[FileEntry]) {
+    let kept: HashSet<&str> = but.iter().filter_map(|file| file.path.rsplit('/').next()).collect();
     let listed = store.list(Some(url.prefix()));
     let ours = listed.try_filter(|file| {
         let is_ours = file
             .location
             .filename()
-            .is_some_and(|name| name.starts_with(&prefix_of(run)));
+            .is_some_and(|name| name.starts_with(&prefix_of(run)) && !kept.contains(name));
         std::future::ready(is_ours)
     });
     let paths: Vec<_> = ours

@@ -25,12 +25,16 @@ use crate::recover::{Decision, GivenUp, Lineage, Place, Stages, TaskId, may_diff
 
 /// The header of plans whose lost tasks run again. It has the rank of the session.
 const HEADER: &str = "x-dayfly-recovering";
+/// The header with the number of a run after the first one.
+const ATTEMPT_HEADER: &str = "x-dayfly-attempt";
 
 /// In the configuration of a query whose lost tasks run again.
 #[derive(Debug, Clone, Copy)]
 pub struct Recovering {
     /// The rank that has the plans.
     pub session: u32,
+    /// The number of the task's run, from 0.
+    pub attempt: u32,
 }
 
 impl Recovering {
@@ -42,8 +46,11 @@ impl Recovering {
 
 /// What the headers of a plan say; `None` if its tasks run once.
 pub fn recovering_of(headers: &HeaderMap) -> Option<Recovering> {
-    let session = headers.get(HEADER)?.to_str().ok()?.parse().ok()?;
-    Some(Recovering { session })
+    let number = |name: &str| headers.get(name)?.to_str().ok()?.parse().ok();
+    Some(Recovering {
+        session: number(HEADER)?,
+        attempt: number(ATTEMPT_HEADER).unwrap_or(0),
+    })
 }
 
 /// The tasks that this rank has planned, and the ranks that it has lost.
@@ -180,6 +187,8 @@ impl Task {
         let number = lane.number();
         let mut plan = retained.plan.clone();
         plan.attempt = place.attempt;
+        let attempt = place.attempt.to_string().into_bytes();
+        plan.headers.push((ATTEMPT_HEADER.into(), attempt));
         let plan = encoded(&Request::Plan { lane: number, plan });
         exchange.send(place.rank, REQUESTS, vec![plan])?;
         for units in &retained.units {

@@ -12,6 +12,7 @@ use datafusion_distributed::{DistributedExec, display_plan_ascii};
 use futures_util::TryStreamExt;
 use tokio::time::Instant;
 
+use crate::exchange::Recovering;
 use crate::usage::{begin, measured};
 
 /// The plan of the ranks for a query: its stages, their tasks, and what each exchanges.
@@ -20,7 +21,8 @@ use crate::usage::{begin, measured};
 /// If the query cannot be planned.
 pub async fn explain(context: &SessionContext, plan: LogicalPlan) -> QueryResult<String> {
     let plan = DataFrame::new(context.state(), plan).create_physical_plan().await?;
-    Ok(display_plan_ascii(with_visible_stages(&plan)?.as_ref(), false))
+    let text = display_plan_ascii(with_visible_stages(&plan)?.as_ref(), false);
+    Ok(with_recovery(context, text))
 }
 
 /// Executes a query, and returns the plan of the ranks with what each node measured, summed over tasks and partitions:
@@ -36,7 +38,15 @@ pub async fn analyze(context: &SessionContext, plan: LogicalPlan) -> QueryResult
     let seconds = start.elapsed().as_secs_f64();
     let measured = measured(plan).await?;
     let nodes = display_plan_ascii(with_visible_stages(&measured)?.as_ref(), true);
-    Ok(format!("{rows} rows in {seconds:.3} s\n{nodes}"))
+    Ok(with_recovery(context, format!("{rows} rows in {seconds:.3} s\n{nodes}")))
+}
+
+/// The text of a plan, and what happens when ranks are lost, unless the query runs again as a whole.
+fn with_recovery(context: &SessionContext, text: String) -> String {
+    match context.copied_config().get_extension::<Recovering>() {
+        Some(_) => format!("{}\nrecovery: tasks of lost ranks run again\n", text.trim_end()),
+        None => text,
+    }
 }
 
 /// A plan whose first node is no exchange: the library's text has the stages below the first node only.

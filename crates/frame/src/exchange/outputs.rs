@@ -56,6 +56,11 @@ impl Outputs {
         Awaited(output.complete.clone())
     }
 
+    /// Forgets outputs that readers have asked for after the end of their query.
+    pub fn clean(&mut self, has_plan: impl Fn(Key) -> bool) {
+        self.0.retain(|run, output| !output.abort.is_finished() || has_plan(*run));
+    }
+
     /// Forgets the output of a run, whose query has ended.
     pub fn forget(&mut self, run: Key) {
         if let Some(output) = self.0.remove(&run) {

@@ -238,6 +238,8 @@ impl Server {
 
     fn clean(&mut self) {
         self.aborts.retain(|_, abort| !abort.is_finished());
+        let feeds = &self.feeds;
+        self.outputs.clean(|run| feeds.values().any(|(known, _)| *known == run));
     }
 }
 

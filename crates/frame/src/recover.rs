@@ -6,8 +6,8 @@
 //! again, and neither does one whose output is still there.
 //!
 //! A run may give other rows than the one before: `LIMIT` takes any of them. Readers of both runs would have a mixture.
-//! So such a task runs again alone only if one task reads it, which takes all of a run or nothing. Otherwise the whole
-//! query runs again.
+//! So such a task runs again alone only if one task reads it, which takes all of a run or nothing. Otherwise it takes its
+//! readers along, with theirs: all of them run again. If the session has read one of these, the whole query runs again.
 
 mod repeat;
 
@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use dayfly_protocol::error::{Code, Failure};
 use serde::{Deserialize, Serialize};
 
-pub use repeat::{Stages, may_differ};
+pub use repeat::{Stages, along};
 
 /// Runs of one task, or of a whole query, whose ranks are lost.
 pub const MAX_ATTEMPTS: u32 = 3;
@@ -54,12 +54,16 @@ pub struct Place {
 }
 
 /// Where a reader finds a task's output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
     /// A run that another reader has asked for.
     There(Place),
     /// A run that begins now.
-    Again(Place),
+    Again {
+        place: Place,
+        /// Tasks that run again on their own ranks, since they may have read the lost run.
+        along: Vec<(TaskId, Place)>,
+    },
 }
 
 /// Why a task does not run again.
@@ -71,7 +75,7 @@ pub enum GivenUp {
     Attempts,
     /// No rank is left.
     NobodyLeft,
-    /// It may give other rows, and several tasks read it.
+    /// It may give other rows, and the session has read what depends on the lost ones.
     MayDiffer,
 }
 
@@ -86,31 +90,56 @@ impl GivenUp {
             }
             Self::NobodyLeft => format!("no rank is left to run {task} again; rank {lost} is lost: {cause}"),
             Self::MayDiffer => format!(
-                "{task} cannot run again alone, since it may give other rows to its several readers; rank {lost} is lost: {cause}"
+                "{task} may give other rows in another run, and the session has read some; rank {lost} is lost: {cause}"
             ),
         };
-        let code = if *self == Self::Unknown { Code::Cancelled } else { Code::RankLost };
+        let code = if *self == Self::Unknown {
+            Code::Cancelled
+        } else {
+            Code::RankLost
+        };
         Failure::new(code, message)
     }
 }
 
 /// Where the tasks of one query are.
 #[derive(Debug, Default)]
-pub struct Lineage(BTreeMap<TaskId, Place>);
+pub struct Lineage {
+    tasks: BTreeMap<TaskId, Progress>,
+    /// Tasks whose outputs the session has read.
+    read: BTreeSet<TaskId>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Progress {
+    place: Place,
+    /// Runs that were lost with their ranks.
+    losses: u32,
+}
 
 impl Lineage {
     /// A task is sent to a rank for the first time.
     pub fn begin(&mut self, task: TaskId, rank: u32) {
-        self.0.insert(task, Place { rank, attempt: 0 });
+        let place = Place { rank, attempt: 0 };
+        self.tasks.insert(task, Progress { place, losses: 0 });
     }
 
     /// Where the latest run of a task is.
     pub fn place(&self, task: TaskId) -> Option<Place> {
-        self.0.get(&task).copied()
+        self.tasks.get(&task).map(|progress| progress.place)
+    }
+
+    /// The session has read a run. Returns whether it may keep it: no later one has begun meanwhile.
+    pub fn keep(&mut self, task: TaskId, place: Place) -> bool {
+        let is_latest = self.place(task).is_none_or(|latest| latest == place);
+        if is_latest {
+            self.read.insert(task);
+        }
+        is_latest
     }
 
     /// Decides where a reader finds the output of a task whose run `seen` is lost. `left` are the ranks that are not
-    /// known to be lost; `is_alone` says whether the task may run again without the tasks that have read it.
+    /// known to be lost; `along` are the stages whose tasks may have read the run, and run again with it.
     ///
     /// # Errors
     /// If the task does not run again.
@@ -119,28 +148,56 @@ impl Lineage {
         task: TaskId,
         seen: u32,
         left: &BTreeSet<u32>,
-        is_alone: bool,
+        along: &BTreeSet<usize>,
     ) -> Result<Decision, GivenUp> {
-        let current = self.place(task).ok_or(GivenUp::Unknown)?;
-        if current.attempt > seen {
-            return Ok(Decision::There(current));
+        let current = self.tasks.get(&task).copied().ok_or(GivenUp::Unknown)?;
+        if current.place.attempt > seen {
+            return Ok(Decision::There(current.place));
         }
-        if current.attempt + 1 >= MAX_ATTEMPTS {
+        if current.losses + 1 >= MAX_ATTEMPTS {
             return Err(GivenUp::Attempts);
         }
-        // The reader knows of a loss that the session may not have noticed yet.
-        let load = |rank: u32| self.0.values().filter(|place| place.rank == rank).count();
-        let candidates = left.iter().copied().filter(|rank| *rank != current.rank);
-        let rank = candidates.min_by_key(|rank| (load(*rank), *rank)).ok_or(GivenUp::NobodyLeft)?;
-        if !is_alone {
+        if !along.is_empty() && self.read.iter().any(|(stage, _)| along.contains(stage)) {
             return Err(GivenUp::MayDiffer);
         }
-        let again = Place {
-            rank,
-            attempt: current.attempt + 1,
+        // The reader knows of a loss that the session may not have noticed yet.
+        let candidates = || left.iter().copied().filter(|rank| *rank != current.place.rank);
+        let place = self.next(current.place, candidates()).ok_or(GivenUp::NobodyLeft)?;
+        let losses = current.losses + 1;
+        self.tasks.insert(task, Progress { place, losses });
+        let readers = self.tasks.keys().copied().filter(|(stage, _)| along.contains(stage));
+        let readers: Vec<TaskId> = readers.filter(|reader| *reader != task).collect();
+        let mut again = Vec::with_capacity(readers.len());
+        for reader in readers {
+            let before = self.tasks[&reader];
+            let own = Place {
+                attempt: before.place.attempt + 1,
+                ..before.place
+            };
+            let is_left = left.contains(&own.rank) && own.rank != current.place.rank;
+            let place = match is_left {
+                true => own,
+                false => self.next(before.place, candidates()).ok_or(GivenUp::NobodyLeft)?,
+            };
+            self.tasks.insert(reader, Progress { place, ..before });
+            again.push((reader, place));
+        }
+        Ok(Decision::Again { place, along: again })
+    }
+
+    /// The next run of a task, on the rank with the fewest tasks.
+    fn next(&self, before: Place, candidates: impl Iterator<Item = u32>) -> Option<Place> {
+        let load = |rank: u32| {
+            self.tasks
+                .values()
+                .filter(|progress| progress.place.rank == rank)
+                .count()
         };
-        self.0.insert(task, again);
-        Ok(Decision::Again(again))
+        let rank = candidates.min_by_key(|rank| (load(*rank), *rank))?;
+        Some(Place {
+            rank,
+            attempt: before.attempt + 1,
+        })
     }
 }
 

@@ -56,9 +56,19 @@ impl Outputs {
         Awaited(output.complete.clone())
     }
 
+    /// Ends a run, which readers find to be superseded until its query ends.
+    pub fn supersede(&mut self, run: Key, running: &mut JoinSet<()>) {
+        self.forget(run);
+        let failure = Failure::new(Code::Cancelled, "another run of the task has begun");
+        let (_, complete) = watch::channel(Some(Err(failure)));
+        let abort = running.spawn(std::future::ready(()));
+        self.0.insert(run, Output { complete, abort });
+    }
+
     /// Forgets outputs that readers have asked for after the end of their query.
     pub fn clean(&mut self, has_plan: impl Fn(Key) -> bool) {
-        self.0.retain(|run, output| !output.abort.is_finished() || has_plan(*run));
+        self.0
+            .retain(|run, output| !output.abort.is_finished() || has_plan(*run));
     }
 
     /// Forgets the output of a run, whose query has ended.

@@ -7,6 +7,7 @@ use datafusion::common::{DataFusionError, Result, internal_datafusion_err};
 use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::physical_plan::metrics::Count;
 use dayfly_comm::post::PostError;
+use dayfly_protocol::error::Code;
 use futures_util::stream::BoxStream;
 use futures_util::{FutureExt, StreamExt, TryStreamExt};
 use tokio::sync::oneshot;
@@ -18,6 +19,9 @@ use super::held::{Held, Holder};
 use super::requests::{Execute, Report, Request};
 use super::{Exchange, Recovering};
 use crate::recover::Place;
+
+/// Why a reader asks for another run although the rank of the last one is there.
+const SUPERSEDED: &str = "another run has begun";
 
 /// One reader of some partitions of a task.
 pub struct Reader {
@@ -73,15 +77,19 @@ impl Reader {
             attempt: 0,
         };
         loop {
-            let error = match self.read_from(place).await {
-                Ok(held) => return Ok(held),
-                Err(error) => error,
-            };
-            let Some(cause) = cause_of_loss(&error, place.rank) else {
-                return Err(error);
+            let cause = match self.read_from(place).await {
+                Ok(held) if self.may_keep(place) => return Ok(held),
+                Ok(_) => SUPERSEDED.to_owned(),
+                Err(error) => cause_of_loss(&error, place.rank).ok_or(error)?,
             };
             place = self.moved(place, cause).await?;
         }
+    }
+
+    /// Whether the session may keep what it has read. Other readers run again if they may not.
+    fn may_keep(&self, place: Place) -> bool {
+        let is_session = self.recovering.session == self.exchange.rank();
+        !is_session || self.exchange.recoveries().keep(self.execute.key, place)
     }
 
     /// All partitions of a run.
@@ -126,13 +134,14 @@ impl Reader {
             seen,
             cause,
         })?;
-        let mut places = lane.into_stream(|parts| {
-            match rmp_serde::from_slice(parts.first().map_or(&[][..], |part| part)) {
-                Ok(Report::Place(place)) => Ok(place),
-                Ok(_) => Err("another report than a place".to_owned()),
-                Err(error) => Err(error.to_string()),
-            }
-        });
+        let mut places =
+            lane.into_stream(
+                |parts| match rmp_serde::from_slice(parts.first().map_or(&[][..], |part| part)) {
+                    Ok(Report::Place(place)) => Ok(place),
+                    Ok(_) => Err("another report than a place".to_owned()),
+                    Err(error) => Err(error.to_string()),
+                },
+            );
         let place = places.next().await;
         let place = place.map(|place| place.map_err(of_session));
         place.unwrap_or_else(|| Err(internal_datafusion_err!("the session names no place of a lost task")))
@@ -152,7 +161,13 @@ async fn held(mut lane: Lane, environment: &Arc<RuntimeEnv>, received: &Count) -
         }
         schema = Some(known);
     }
-    let empty = || Holder::new(environment, Arc::new(datafusion::arrow::datatypes::Schema::empty()), "task input");
+    let empty = || {
+        Holder::new(
+            environment,
+            Arc::new(datafusion::arrow::datatypes::Schema::empty()),
+            "task input",
+        )
+    };
     holder.unwrap_or_else(empty).finish().map(Arc::new)
 }
 
@@ -174,6 +189,9 @@ fn cause_of_loss(error: &DataFusionError, of: u32) -> Option<String> {
     };
     match cause.downcast_ref::<ExchangeError>()? {
         ExchangeError::Post(PostError::PeerLost { rank, reason }) if *rank == of => Some(reason.clone()),
+        ExchangeError::Task { rank, failure } if *rank == of && failure.code == Code::Cancelled => {
+            Some(SUPERSEDED.to_owned())
+        }
         ExchangeError::Post(error @ PostError::PeerClosed { rank }) if *rank == of => Some(error.to_string()),
         _ => None,
     }

@@ -21,7 +21,7 @@ use super::error::ExchangeError;
 use super::requests::{Key, Plan, Report, Request, Unit, encoded};
 use super::server::Kind;
 use super::{Exchange, REQUESTS, lost_rank};
-use crate::recover::{Decision, GivenUp, Lineage, Place, Stages, TaskId, may_differ};
+use crate::recover::{Decision, GivenUp, Lineage, Place, Stages, TaskId, along};
 
 /// The header of plans whose lost tasks run again. It has the rank of the session.
 const HEADER: &str = "x-dayfly-recovering";
@@ -158,31 +158,55 @@ impl Recoveries {
     pub fn moved(&self, exchange: &Arc<Exchange>, key: Key, seen: Place, cause: &str) -> Result<Place, Failure> {
         let id = id_of(key);
         let mut state = self.lock();
-        let left = (0..exchange.workers()).filter(|rank| !state.lost.contains_key(rank)).collect();
+        let left = (0..exchange.workers())
+            .filter(|rank| !state.lost.contains_key(rank))
+            .collect();
         let decision = match state.queries.get_mut(&key.query()) {
-            Some(query) => {
-                let is_alone = !may_differ(&query.stages, id.0);
-                query.lineage.moved(id, seen.attempt, &left, is_alone)
-            }
+            Some(query) => query
+                .lineage
+                .moved(id, seen.attempt, &left, &along(&query.stages, id.0)),
             None => Err(GivenUp::Unknown),
         };
-        match decision.map_err(|given_up| given_up.to_failure(id, seen.rank, cause))? {
-            Decision::There(place) => Ok(place),
-            Decision::Again(place) => {
-                if let Some(task) = state.tasks.get_mut(&key) {
-                    task.run_again(exchange, place)?;
-                }
-                exchange.queries().begin_again(key.decoded(), place.rank);
-                tracing::warn!(stage = id.0, task = id.1, lost = seen.rank, rank = place.rank, %cause, "a task runs again");
-                Ok(place)
-            }
+        let (place, readers) = match decision.map_err(|given_up| given_up.to_failure(id, seen.rank, cause))? {
+            Decision::There(place) => return Ok(place),
+            Decision::Again { place, along } => (place, along),
+        };
+        tracing::warn!(
+            stage = id.0, task = id.1, lost = seen.rank, rank = place.rank, along = readers.len(), %cause,
+            "a task runs again"
+        );
+        for ((stage, number), place) in readers {
+            state.run_again(exchange, key.of_task(stage, number), place)?;
         }
+        state.run_again(exchange, key, place)?;
+        Ok(place)
+    }
+
+    /// The session has read a run. Returns whether it may keep it.
+    pub fn keep(&self, key: Key, place: Place) -> bool {
+        let mut state = self.lock();
+        let query = state.queries.get_mut(&key.query());
+        query.is_none_or(|query| query.lineage.keep(id_of(key), place))
+    }
+}
+
+impl State {
+    fn run_again(&mut self, exchange: &Arc<Exchange>, key: Key, place: Place) -> Result<(), Failure> {
+        if let Some(task) = self.tasks.get_mut(&key) {
+            task.run_again(exchange, place)?;
+        }
+        exchange.queries().begin_again(key.decoded(), place.rank);
+        Ok(())
     }
 }
 
 impl Task {
     fn run_again(&mut self, exchange: &Arc<Exchange>, place: Place) -> Result<(), Failure> {
         let Some(retained) = &self.retained else { return Ok(()) };
+        if let Some((rank, lane)) = self.sent.last() {
+            // A rank that is lost needs no word.
+            let _ = exchange.send(*rank, REQUESTS, vec![encoded(&Request::Supersede { lane: *lane })]);
+        }
         let lane = Lane::new(exchange, place.rank, 1).remove(0);
         let number = lane.number();
         let mut plan = retained.plan.clone();
@@ -231,24 +255,28 @@ impl Reports {
         if !self.runs_again {
             return first.into_stream(read);
         }
-        let reports = stream::unfold((Some(first), self.further, read), |(mut lane, mut further, read)| async move {
-            loop {
-                let mut current = match lane.take() {
-                    Some(lane) => lane,
-                    None => further.recv().await?,
-                };
-                let rank = current.rank();
-                match current.next().await {
-                    Ok(Some((_, parts))) => {
-                        let item = read(parts).map_err(|what| ExchangeError::Violation { rank, what }.into());
-                        return Some((item, (Some(current), further, read)));
+        let reports = stream::unfold(
+            (Some(first), self.further, read),
+            |(mut lane, mut further, read)| async move {
+                loop {
+                    let mut current = match lane.take() {
+                        Some(lane) => lane,
+                        None => further.recv().await?,
+                    };
+                    let rank = current.rank();
+                    match current.next().await {
+                        Ok(Some((_, parts))) => {
+                            let item = read(parts).map_err(|what| ExchangeError::Violation { rank, what }.into());
+                            return Some((item, (Some(current), further, read)));
+                        }
+                        // Of this run. A further one may follow until the query ends.
+                        Ok(None)
+                        | Err(ExchangeError::Post(PostError::PeerLost { .. } | PostError::PeerClosed { .. })) => {}
+                        Err(error) => return Some((Err(error.into()), (None, further, read))),
                     }
-                    // Of this run. A further one may follow until the query ends.
-                    Ok(None) | Err(ExchangeError::Post(PostError::PeerLost { .. } | PostError::PeerClosed { .. })) => {}
-                    Err(error) => return Some((Err(error.into()), (None, further, read))),
                 }
-            }
-        });
+            },
+        );
         reports.boxed()
     }
 }
@@ -265,7 +293,10 @@ pub async fn guide(exchange: Arc<Exchange>) {
             Err(error) if lost_rank(&error).is_some() => continue,
             Err(_) => return,
         };
-        let request = message.parts().first().map(|part| rmp_serde::from_slice::<Request>(part));
+        let request = message
+            .parts()
+            .first()
+            .map(|part| rmp_serde::from_slice::<Request>(part));
         // Other requests are for ranks that execute tasks; a reader cancels its question once it has the place.
         let Some(Ok(Request::Moved { lane, key, seen, cause })) = request else {
             continue;

@@ -29,6 +29,8 @@ pub enum Request {
     Units { lane: u32, units: Vec<Unit> },
     /// No further units of work.
     EndOfUnits { lane: u32 },
+    /// Another run of the plan's task has begun: nobody may read this one any more.
+    Supersede { lane: u32 },
     /// The query has ended.
     EndOfPlan { lane: u32 },
     /// Executes partitions of a task, the first of them on `lane`.
@@ -140,6 +142,15 @@ impl Key {
 
     pub fn query(self) -> [u8; 16] {
         self.query
+    }
+
+    /// The key of another task of the query.
+    pub fn of_task(self, stage: usize, task: usize) -> Self {
+        Self {
+            stage: stage as u64,
+            task: task as u64,
+            ..self
+        }
     }
 
     /// The key of a run. A worker takes a key once only.

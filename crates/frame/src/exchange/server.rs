@@ -156,8 +156,15 @@ impl Server {
                     let _ = feed.send(CoordinatorToWorkerMsg::WorkUnitEos);
                 }
             }
+            Request::Supersede { lane } => {
+                if let Some((run, _)) = self.feeds.get(&(from, lane)) {
+                    self.outputs.supersede(*run, &mut self.running);
+                }
+            }
             Request::EndOfPlan { lane } => self.end_plan((from, lane)),
-            Request::Execute { lane, execute } if execute.attempt.is_some() => self.execute_kept((from, lane), &execute),
+            Request::Execute { lane, execute } if execute.attempt.is_some() => {
+                self.execute_kept((from, lane), &execute)
+            }
             Request::Execute { lane, execute } => {
                 let count = execute.count().unwrap_or(0);
                 let Some(end) = lane.checked_add(count) else { return };
@@ -201,7 +208,9 @@ impl Server {
         let Some(end) = lane.checked_add(count) else { return };
         for (lane, number) in (lane..end).zip(execute.from..) {
             let run = execute.key.of_run(attempt);
-            let output = self.outputs.of(run, execute, &self.worker, &self.environment, &mut self.running);
+            let output = self
+                .outputs
+                .of(run, execute, &self.worker, &self.environment, &mut self.running);
             let responses = self.responses(from, lane);
             let abort = self
                 .running

@@ -38,7 +38,10 @@ pub async fn analyze(context: &SessionContext, plan: LogicalPlan) -> QueryResult
     let seconds = start.elapsed().as_secs_f64();
     let measured = measured(plan).await?;
     let nodes = display_plan_ascii(with_visible_stages(&measured)?.as_ref(), true);
-    Ok(with_recovery(context, format!("{rows} rows in {seconds:.3} s\n{nodes}")))
+    Ok(with_recovery(
+        context,
+        format!("{rows} rows in {seconds:.3} s\n{nodes}"),
+    ))
 }
 
 /// The text of a plan, and what happens when ranks are lost, unless the query runs again as a whole.

@@ -6,7 +6,7 @@
 //!
 //! The walk knows the nodes that this crate's checker knows. What it does not know may differ.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use datafusion::arrow::datatypes::DataType;
@@ -56,14 +56,30 @@ impl Stages {
         let plans = self.0.values().flatten();
         plans.flat_map(|plan| boundaries(plan, stage)).collect()
     }
+
+    /// The stages that read a stage.
+    fn readers(&self, stage: usize) -> Vec<usize> {
+        let reads = |plans: &[Plan]| plans.iter().any(|plan| !boundaries(plan, stage).is_empty());
+        let readers = self.0.iter().filter(|(_, plans)| reads(plans));
+        readers.map(|(reader, _)| *reader).collect()
+    }
 }
 
-/// Whether another run of a task of this stage could leave its readers with a mixture of two runs.
-pub fn may_differ(stages: &Stages, stage: usize) -> bool {
+/// The stages whose tasks run again with a task of this one: none if another run of it leaves no reader with a mixture.
+pub fn along(stages: &Stages, stage: usize) -> BTreeSet<usize> {
+    let mut along = BTreeSet::new();
     let reads = stages.reads(stage);
     // Each input of an exchange that collects goes to one task; the session is one task, too.
     let have_one_reader = reads.len() <= 1 || reads.iter().all(|read| read.is::<NetworkCoalesceExec>());
-    !have_one_reader && sent(stages, stage).is_none()
+    if have_one_reader || sent(stages, stage).is_some() {
+        return along;
+    }
+    let mut pending = vec![stage];
+    while let Some(stage) = pending.pop() {
+        let readers = stages.readers(stage).into_iter().filter(|reader| along.insert(*reader));
+        pending.extend(readers.collect::<Vec<_>>());
+    }
+    along
 }
 
 /// What a stage sends, if each row goes to the same reader in every run.
@@ -84,7 +100,10 @@ fn boundaries(plan: &Plan, stage: usize) -> Vec<&Plan> {
             false => Vec::new(),
         };
     }
-    plan.children().into_iter().flat_map(|child| boundaries(child, stage)).collect()
+    plan.children()
+        .into_iter()
+        .flat_map(|child| boundaries(child, stage))
+        .collect()
 }
 
 fn of(stages: &Stages, plan: &Plan) -> Same {
@@ -118,7 +137,13 @@ fn of_node(plan: &Plan, mut inputs: Vec<Vec<bool>>) -> Same {
     }
     if let Some(projection) = plan.downcast_ref::<ProjectionExec>() {
         let input = inputs.pop()?;
-        return Some(projection.expr().iter().map(|column| is_same(&column.expr, &input)).collect());
+        return Some(
+            projection
+                .expr()
+                .iter()
+                .map(|column| is_same(&column.expr, &input))
+                .collect(),
+        );
     }
     if let Some(aggregate) = plan.downcast_ref::<AggregateExec>() {
         let input = inputs.pop()?;
@@ -172,7 +197,9 @@ fn are_joined_alike(
     right: &[bool],
     are_same: bool,
 ) -> bool {
-    let keys_are_same = keys.iter().all(|(one, other)| is_same(one, left) && is_same(other, right));
+    let keys_are_same = keys
+        .iter()
+        .all(|(one, other)| is_same(one, left) && is_same(other, right));
     keys_are_same && filter.is_none_or(|filter| are_same && !is_volatile(filter))
 }
 
@@ -196,7 +223,10 @@ fn projected(same: Vec<bool>, projection: Option<&[usize]>) -> Same {
 /// Whether an expression over these columns has the same values in every run.
 fn is_same(expression: &Arc<dyn PhysicalExpr>, columns: &[bool]) -> bool {
     let are_same = |index: usize| columns.get(index) == Some(&true);
-    !is_volatile(expression) && collect_columns(expression).iter().all(|column| are_same(column.index()))
+    !is_volatile(expression)
+        && collect_columns(expression)
+            .iter()
+            .all(|column| are_same(column.index()))
 }
 
 /// Whether the result of an aggregate function does not depend on the order of rows.

@@ -35,7 +35,9 @@ impl Killer {
     fn kill(&self, rank: usize) {
         for (own, lost) in self.0.iter().enumerate() {
             if own == rank {
-                (0..self.0.len()).filter(|other| *other != own).for_each(|other| lost.add(other as u32, "it was killed"));
+                (0..self.0.len())
+                    .filter(|other| *other != own)
+                    .for_each(|other| lost.add(other as u32, "it was killed"));
             } else {
                 lost.add(rank as u32, "it was killed");
             }
@@ -80,7 +82,10 @@ async fn write_numbers(place: &Path) {
 
 async fn register(context: &SessionContext, place: &Path) {
     let options = ParquetReadOptions::default();
-    context.register_parquet("numbers", place.to_str().unwrap(), options).await.unwrap();
+    context
+        .register_parquet("numbers", place.to_str().unwrap(), options)
+        .await
+        .unwrap();
 }
 
 /// The rows of a query as text, in order.
@@ -151,7 +156,10 @@ fn run(run: &Run<'_>, place: &Path, then: impl Fn(&Session, &Found) + Sync) -> (
 async fn answer(session: &Session, run: &Run<'_>, place: &Path) -> Found {
     register(session.context(), place).await;
     let plan = session.context().sql(run.query).await.unwrap().into_unoptimized_plan();
-    let rows = session.collect((run.plan)(plan)).await.map_err(|error| failure_of(&error))?;
+    let rows = session
+        .collect((run.plan)(plan))
+        .await
+        .map_err(|error| failure_of(&error))?;
     let usage = rows.usage.get().await.expect("the ranks report what they measured");
     Ok((sorted(&rows.batches), usage))
 }
@@ -216,7 +224,10 @@ fn only_tasks_of_a_killed_rank_run_again() {
         let again = tasks_of(&usage, stage).iter().filter(|task| task.attempts > 1).count();
         assert!(again <= 1, "{usage:?}");
     }
-    assert!(again.iter().all(|task| task.rank != 1 && task.attempts == 2), "{usage:?}");
+    assert!(
+        again.iter().all(|task| task.rank != 1 && task.attempts == 2),
+        "{usage:?}"
+    );
 }
 
 #[test]
@@ -250,7 +261,10 @@ fn query_ends_when_all_ranks_are_killed() {
     let (found, _) = run(&killed, place.path(), |_, _| {});
     let failure = found.unwrap_err();
     assert_eq!(failure.code, Code::RankLost);
-    assert!(failure.message.contains("rank") && failure.message.contains("lost"), "{failure}");
+    assert!(
+        failure.message.contains("rank") && failure.message.contains("lost"),
+        "{failure}"
+    );
 }
 
 /// The function stands below the exchange. It may return other rows in another run.
@@ -258,7 +272,8 @@ fn grouped_after_call(input: LogicalPlan) -> LogicalPlan {
     use datafusion::functions_aggregate::expr_fn::sum;
     use datafusion::logical_expr::LogicalPlanBuilder;
     use datafusion::prelude::col;
-    let grouped = LogicalPlanBuilder::from(called(input)).aggregate([col("key")], [sum(col("rows")), sum(col("total"))]);
+    let grouped =
+        LogicalPlanBuilder::from(called(input)).aggregate([col("key")], [sum(col("rows")), sum(col("total"))]);
     grouped.unwrap().build().unwrap()
 }
 

@@ -47,7 +47,9 @@ async fn planned(query: &str) -> Plan {
         .build();
     let context = SessionContext::from(state);
     let path = place.path().to_str().unwrap();
-    let registered = context.register_parquet("many", path, ParquetReadOptions::default()).await;
+    let registered = context
+        .register_parquet("many", path, ParquetReadOptions::default())
+        .await;
     registered.unwrap();
     context.sql(query).await.unwrap().create_physical_plan().await.unwrap()
 }
@@ -71,7 +73,11 @@ async fn differing(query: &str) -> (Vec<usize>, String) {
     let mut stages = Stages::default();
     add_stages(&plan, &mut stages);
     assert!(!stages.0.is_empty(), "{query}");
-    let differing = stages.0.keys().copied().filter(|stage| may_differ(&stages, *stage));
+    let differing = stages
+        .0
+        .keys()
+        .copied()
+        .filter(|stage| !along(&stages, *stage).is_empty());
     (differing.collect(), display_plan_ascii(plan.as_ref(), false))
 }
 

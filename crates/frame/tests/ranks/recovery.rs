@@ -1,14 +1,16 @@
 //! Ranks that are lost while a query runs: their tasks, and only these, run again on others.
 
+use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::arrow::util::pretty::pretty_format_batches;
-use datafusion::logical_expr::LogicalPlan;
-use datafusion::prelude::{ParquetReadOptions, SessionContext};
+use datafusion::functions_aggregate::expr_fn::sum;
+use datafusion::logical_expr::{LogicalPlan, LogicalPlanBuilder};
+use datafusion::prelude::{ParquetReadOptions, SessionContext, col};
 use dayfly_comm::{Communicator, LostRanks};
 use dayfly_frame::{
     BatchFunctions, Functions, MapCall, RankOptions, Recovery, Session, SessionOptions, Task, Usage, failure_of,
@@ -27,36 +29,70 @@ const GROUPED: &str = "SELECT number % 97 AS key, count(*) AS rows, sum(number) 
 /// The order of rows decides which of them are read.
 const ANY: &str = "SELECT number % 97 AS key, 1 AS rows, number AS total FROM numbers";
 
+/// Longest wait of a killed rank for the end of the query.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Loses ranks of a group.
-struct Killer(Vec<Arc<LostRanks>>);
+struct Killer {
+    lost: Vec<Arc<LostRanks>>,
+    killed: Mutex<BTreeSet<u32>>,
+    has_ended: Mutex<bool>,
+    end: Condvar,
+}
 
 impl Killer {
-    /// Has all ranks lose a rank, and that rank all others.
-    fn kill(&self, rank: usize) {
-        for (own, lost) in self.0.iter().enumerate() {
-            if own == rank {
-                (0..self.0.len())
-                    .filter(|other| *other != own)
-                    .for_each(|other| lost.add(other as u32, "it was killed"));
-            } else {
-                lost.add(rank as u32, "it was killed");
-            }
+    fn new(ranks: usize) -> Self {
+        Self {
+            lost: (0..ranks).map(|_| Arc::default()).collect(),
+            killed: Mutex::default(),
+            has_ended: Mutex::new(false),
+            end: Condvar::new(),
         }
+    }
+
+    /// Kills a rank if fewer than so many are. Returns whether it is killed now.
+    fn kill_one_of(&self, count: usize, rank: u32) -> bool {
+        let mut killed = self.killed.lock().unwrap();
+        if killed.len() < count && killed.insert(rank) {
+            self.lose(rank);
+        }
+        killed.contains(&rank)
+    }
+
+    /// Has all ranks lose a rank, and that rank all others.
+    fn lose(&self, rank: u32) {
+        for (own, lost) in (0..).zip(&self.lost) {
+            let others = (0..self.lost.len() as u32).filter(|other| *other != own && (own == rank || *other == rank));
+            others.for_each(|other| lost.add(other, "it was killed"));
+        }
+    }
+
+    /// What runs on a killed rank ends only after the query.
+    fn hang(&self) {
+        let has_ended = self.has_ended.lock().unwrap();
+        let waited = self
+            .end
+            .wait_timeout_while(has_ended, PATIENCE, |has_ended| !*has_ended);
+        drop(waited.unwrap());
+    }
+
+    fn end(&self) {
+        *self.has_ended.lock().unwrap() = true;
+        self.end.notify_all();
     }
 }
 
-type Event = Box<dyn Fn(usize, u32) + Send + Sync>;
+type Event = Box<dyn Fn(u32) + Send + Sync>;
 
-/// A function that returns its batches, and reports each call with its number and its rank.
+/// A function that returns its batches, and reports each call with its rank.
 struct Called {
     rank: u32,
-    calls: Arc<AtomicUsize>,
     event: Arc<Event>,
 }
 
 impl BatchFunctions for Called {
     fn call(&self, _: &[u8], batch: RecordBatch, _: &SchemaRef) -> Result<RecordBatch, Failure> {
-        (self.event)(self.calls.fetch_add(1, Ordering::SeqCst), self.rank);
+        (self.event)(self.rank);
         Ok(batch)
     }
 }
@@ -104,7 +140,7 @@ struct Run<'a> {
     /// Makes the plan of the query another one.
     plan: fn(LogicalPlan) -> LogicalPlan,
     /// What happens at the calls of the function.
-    event: Arc<dyn Fn(&Killer, usize, u32) + Send + Sync>,
+    event: Arc<dyn Fn(&Killer, u32) + Send + Sync>,
 }
 
 /// Runs a query, and then checks the session. Returns its answer, and that of one process.
@@ -117,19 +153,18 @@ fn run(run: &Run<'_>, place: &Path, then: impl Fn(&Session, &Found) + Sync) -> (
         sorted(&context.sql(run.query).await.unwrap().collect().await.unwrap())
     });
     let size = run.ranks + 1;
-    let killer = Arc::new(Killer((0..size).map(|_| Arc::default()).collect()));
+    let killer = Arc::new(Killer::new(size));
     let (event, killing) = (Arc::clone(&run.event), Arc::clone(&killer));
-    let event: Arc<Event> = Arc::new(Box::new(move |call, rank| event(&killing, call, rank)));
-    let calls = Arc::new(AtomicUsize::new(0));
+    let event: Arc<Event> = Arc::new(Box::new(move |rank| event(&killing, rank)));
     let found = Mutex::new(None);
     std::thread::scope(|scope| {
         for (rank, roads) in (0..size as u32).zip(connections(size as u32, Net::Tcp)) {
-            let lost = Arc::clone(&killer.0[rank as usize]);
-            let (event, calls, found, then) = (Arc::clone(&event), Arc::clone(&calls), &found, &then);
+            let lost = Arc::clone(&killer.lost[rank as usize]);
+            let (event, killer, found, then) = (Arc::clone(&event), &killer, &found, &then);
             scope.spawn(move || {
                 let communicator = Communicator::form(rank, size as u32, roads, lost, options()).unwrap();
                 if (rank as usize) < run.ranks {
-                    let functions = Functions::new(Called { rank, calls, event });
+                    let functions = Functions::new(Called { rank, event });
                     let options = RankOptions {
                         functions: Some(functions),
                         ..RankOptions::default()
@@ -145,6 +180,7 @@ fn run(run: &Run<'_>, place: &Path, then: impl Fn(&Session, &Found) + Sync) -> (
                 };
                 let session = Session::of(&communicator, &options).unwrap();
                 let answer = session.runtime().block_on(answer(&session, run, place));
+                killer.end();
                 then(&session, &answer);
                 *found.lock().unwrap() = Some(answer);
             });
@@ -168,16 +204,23 @@ fn tasks_of(usage: &Usage, stage: usize) -> Vec<Task> {
     usage.tasks.iter().filter(|task| task.stage == stage).copied().collect()
 }
 
-fn at_call(number: usize, ranks: &'static [usize]) -> Arc<dyn Fn(&Killer, usize, u32) + Send + Sync> {
-    Arc::new(move |killer, call, _| {
-        if call == number {
-            ranks.iter().for_each(|rank| killer.kill(*rank));
+/// Kills a rank when it calls the function. Its task does not end.
+fn at_call_of(victim: u32) -> Arc<dyn Fn(&Killer, u32) + Send + Sync> {
+    Arc::new(move |killer, rank| {
+        if rank == victim {
+            killer.kill_one_of(1, rank);
+            killer.hang();
         }
     })
 }
 
-fn nothing() -> Arc<dyn Fn(&Killer, usize, u32) + Send + Sync> {
-    Arc::new(|_, _, _| {})
+/// Kills the first ranks that call the function.
+fn first_callers(count: usize) -> Arc<dyn Fn(&Killer, u32) + Send + Sync> {
+    Arc::new(move |killer, rank| {
+        if killer.kill_one_of(count, rank) {
+            killer.hang();
+        }
+    })
 }
 
 #[test]
@@ -187,7 +230,7 @@ fn tasks_keep_outputs_without_a_loss() {
         ranks: 3,
         query: GROUPED,
         plan: called,
-        event: nothing(),
+        event: first_callers(0),
     };
     let (found, expected) = run(&whole, place.path(), |_, _| {});
     let (rows, usage) = found.unwrap();
@@ -199,12 +242,12 @@ fn tasks_keep_outputs_without_a_loss() {
 #[test]
 fn only_tasks_of_a_killed_rank_run_again() {
     let place = tempfile::tempdir().unwrap();
-    // At the first call the stage below has ended, and a killed rank takes the only copy of its outputs along.
+    // At its call the stage below has ended, and the killed rank takes the only copy of its outputs along.
     let killed = Run {
         ranks: 4,
         query: GROUPED,
         plan: called,
-        event: at_call(0, &[1]),
+        event: at_call_of(1),
     };
     let (found, expected) = run(&killed, place.path(), |session, _| {
         assert_eq!(session.ranks_left(), 3);
@@ -237,14 +280,10 @@ fn two_killed_ranks_leave_the_answer() {
         ranks: 4,
         query: GROUPED,
         plan: called,
-        event: Arc::new(|killer, call, rank| match (call, rank) {
-            (0, _) => killer.kill(2),
-            (3, _) => killer.kill(0),
-            _ => {}
-        }),
+        event: first_callers(2),
     };
     let (found, expected) = run(&killed, place.path(), |session, _| {
-        assert!(session.ranks_left() >= 2);
+        assert_eq!(session.ranks_left(), 2);
     });
     assert_eq!(found.unwrap().0, expected);
 }
@@ -256,7 +295,7 @@ fn query_ends_when_all_ranks_are_killed() {
         ranks: 2,
         query: GROUPED,
         plan: called,
-        event: at_call(0, &[0, 1]),
+        event: first_callers(2),
     };
     let (found, _) = run(&killed, place.path(), |_, _| {});
     let failure = found.unwrap_err();
@@ -269,27 +308,34 @@ fn query_ends_when_all_ranks_are_killed() {
 
 /// The function stands below the exchange. It may return other rows in another run.
 fn grouped_after_call(input: LogicalPlan) -> LogicalPlan {
-    use datafusion::functions_aggregate::expr_fn::sum;
-    use datafusion::logical_expr::LogicalPlanBuilder;
-    use datafusion::prelude::col;
     let grouped =
         LogicalPlanBuilder::from(called(input)).aggregate([col("key")], [sum(col("rows")), sum(col("total"))]);
     grouped.unwrap().build().unwrap()
 }
 
 #[test]
-fn query_with_stages_that_differ_runs_again() {
+fn readers_run_again_with_tasks_that_differ() {
     let place = tempfile::tempdir().unwrap();
     let killed = Run {
         ranks: 3,
         query: ANY,
         plan: grouped_after_call,
-        event: at_call(2, &[1]),
+        event: at_call_of(1),
     };
     let (found, _) = run(&killed, place.path(), |_, _| {});
-    let (rows, _) = found.unwrap();
+    let (rows, usage) = found.unwrap();
     // 97 groups, four lines of the frame and the names.
     assert_eq!(rows.len(), 97 + 4, "{rows:?}");
+    // One task of the stage with the function, and all that read it.
+    let attempts = |stage| {
+        tasks_of(&usage, stage)
+            .iter()
+            .map(|task| task.attempts)
+            .collect::<Vec<_>>()
+    };
+    let mut below = attempts(1);
+    below.sort_unstable();
+    assert_eq!((below, attempts(2)), (vec![1, 1, 2], vec![2, 2, 2]), "{usage:?}");
 }
 
 #[test]
@@ -300,18 +346,19 @@ fn file_changed_before_a_second_run_is_reported() {
         ranks: 3,
         query: GROUPED,
         plan: called,
-        event: Arc::new(move |killer, call, _| {
-            if call == 0 {
+        event: Arc::new(move |killer, rank| {
+            if rank == 1 {
                 for file in 0..FILES {
                     let path = changed.join(format!("{file}.parquet"));
                     let bytes = std::fs::read(&path).unwrap();
                     std::fs::write(&path, bytes).unwrap();
                 }
-                killer.kill(1);
+                killer.kill_one_of(1, rank);
+                killer.hang();
             }
         }),
     };
-    // No task above has ended at the first call, so the session asks for that of the killed rank, which reads the files.
+    // The session asks for the task that was killed, and this for the one that reads the files.
     let (found, _) = run(&killed, place.path(), |_, _| {});
     assert_eq!(found.unwrap_err().code, Code::InputChanged);
 }

@@ -2,10 +2,13 @@ use std::path::Path;
 
 use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use datafusion::common::Result as QueryResult;
+use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::dataframe::DataFrameWriteOptions;
 use datafusion::execution::SessionStateBuilder;
 use datafusion::prelude::{ParquetReadOptions, SessionConfig, SessionContext};
-use datafusion_distributed::{DistributedExt, SessionStateBuilderExt, WorkerResolver, display_plan_ascii};
+use datafusion_distributed::{
+    DistributedExt, DistributedLeafExec, SessionStateBuilderExt, WorkerResolver, display_plan_ascii,
+};
 use url::Url;
 
 use super::*;
@@ -58,8 +61,16 @@ async fn planned(query: &str) -> Plan {
 fn add_stages(plan: &Plan, stages: &mut Stages) {
     if let Some(boundary) = plan.as_network_boundary() {
         let stage = boundary.input_stage();
+        // Those that are sent have the leaf of one task.
+        let sent = Arc::clone(stage.local_plan().unwrap()).transform_up(|node| {
+            Ok(match node.downcast_ref::<DistributedLeafExec>() {
+                Some(leaf) => Transformed::yes(Arc::clone(leaf.original())),
+                None => Transformed::no(node),
+            })
+        });
+        let sent = sent.unwrap().data;
         for _ in 0..stage.task_count() {
-            stages.insert(stage.num(), stage.local_plan().unwrap());
+            stages.insert(stage.num(), &sent);
         }
     }
     for child in plan.children() {

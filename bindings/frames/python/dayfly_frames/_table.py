@@ -34,7 +34,7 @@ class Usage(NamedTuple):
     spilled_bytes: int
     #: ``tasks`` if lost tasks would have run again, and ``query`` otherwise.
     recovery: str
-    #: Runs of tasks that were lost with their ranks, so that these tasks ran again.
+    #: Runs of tasks that were lost with their ranks, or had read such a run, so that these tasks ran again.
     lost_runs: int
     #: What the tasks of each rank have done. Ranks that have done much more than others have more of the rows.
     ranks: dict[int, Work]

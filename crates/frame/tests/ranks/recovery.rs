@@ -326,16 +326,11 @@ fn readers_run_again_with_tasks_that_differ() {
     let (rows, usage) = found.unwrap();
     // 97 groups, four lines of the frame and the names.
     assert_eq!(rows.len(), 97 + 4, "{rows:?}");
-    // One task of the stage with the function, and all that read it.
-    let attempts = |stage| {
-        tasks_of(&usage, stage)
-            .iter()
-            .map(|task| task.attempts)
-            .collect::<Vec<_>>()
-    };
-    let mut below = attempts(1);
-    below.sort_unstable();
-    assert_eq!((below, attempts(2)), (vec![1, 1, 2], vec![2, 2, 2]), "{usage:?}");
+    // One task of the stage with the function, and all that read it: that of the killed rank may have begun again before.
+    let mut attempts: Vec<u32> = tasks_of(&usage, 1).iter().map(|task| task.attempts).collect();
+    attempts.sort_unstable();
+    assert_eq!(attempts, [1, 1, 2], "{usage:?}");
+    assert!(tasks_of(&usage, 2).iter().all(|task| task.attempts > 1), "{usage:?}");
 }
 
 #[test]

@@ -102,7 +102,7 @@ async fn stages_of_exact_rows_run_again_alone() {
         "SELECT key, number, rank() OVER (PARTITION BY key ORDER BY number) FROM many",
         "SELECT DISTINCT key FROM many ORDER BY key",
         // One task reads the stage with the limit.
-        "SELECT * FROM many LIMIT 7",
+        "SELECT * FROM many ORDER BY key LIMIT 7",
     ] {
         let (found, plan) = differing(query).await;
         assert_eq!(found, [0; 0], "{query}\n{plan}");

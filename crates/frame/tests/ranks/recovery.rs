@@ -144,7 +144,7 @@ struct Run<'a> {
 }
 
 /// Runs a query, and then checks the session. Returns its answer, and that of one process.
-fn run(run: &Run<'_>, place: &Path, then: impl Fn(&Session, &Found) + Sync) -> (Found, Vec<String>) {
+fn run(run: &Run<'_>, place: &Path, then: impl Fn(&Session, &Killer) + Sync) -> (Found, Vec<String>) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let expected = runtime.block_on(async {
         write_numbers(place).await;
@@ -181,7 +181,7 @@ fn run(run: &Run<'_>, place: &Path, then: impl Fn(&Session, &Found) + Sync) -> (
                 let session = Session::of(&communicator, &options).unwrap();
                 let answer = session.runtime().block_on(answer(&session, run, place));
                 killer.end();
-                then(&session, &answer);
+                then(&session, killer);
                 *found.lock().unwrap() = Some(answer);
             });
         }
@@ -356,4 +356,31 @@ fn file_changed_before_a_second_run_is_reported() {
     // The session asks for the task that was killed, and this for the one that reads the files.
     let (found, _) = run(&killed, place.path(), |_, _| {});
     assert_eq!(found.unwrap_err().code, Code::InputChanged);
+}
+
+#[test]
+fn kept_rows_of_a_killed_rank_are_reported() {
+    let place = tempfile::tempdir().unwrap();
+    let whole = Run {
+        ranks: 3,
+        query: GROUPED,
+        plan: called,
+        event: first_callers(0),
+    };
+    let (found, expected) = run(&whole, place.path(), |session, killer| {
+        session.runtime().block_on(async {
+            let plan = session.context().sql(GROUPED).await.unwrap().into_unoptimized_plan();
+            let kept = session.persist(plan).await.unwrap();
+            assert!(killer.kill_one_of(1, 0));
+            let is_noticed = async {
+                while session.ranks_left() > 2 {
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::time::timeout(PATIENCE, is_noticed).await.unwrap();
+            let failure = failure_of(&session.collect(kept).await.unwrap_err());
+            assert_eq!(failure.code, Code::StateLost, "{failure}");
+        });
+    });
+    assert_eq!(found.unwrap().0, expected);
 }

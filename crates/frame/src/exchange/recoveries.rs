@@ -255,30 +255,68 @@ impl Reports {
         if !self.runs_again {
             return first.into_stream(read);
         }
-        let reports = stream::unfold(
-            (Some(first), self.further, read),
-            |(mut lane, mut further, read)| async move {
-                loop {
-                    let mut current = match lane.take() {
-                        Some(lane) => lane,
-                        None => further.recv().await?,
-                    };
-                    let rank = current.rank();
-                    match current.next().await {
-                        Ok(Some((_, parts))) => {
-                            let item = read(parts).map_err(|what| ExchangeError::Violation { rank, what }.into());
-                            return Some((item, (Some(current), further, read)));
-                        }
-                        // Of this run. A further one may follow until the query ends.
-                        Ok(None)
-                        | Err(ExchangeError::Post(PostError::PeerLost { .. } | PostError::PeerClosed { .. })) => {}
-                        Err(error) => return Some((Err(error.into()), (None, further, read))),
-                    }
-                }
-            },
-        );
+        let lanes = Lanes {
+            current: Some(first),
+            superseded: Vec::new(),
+            further: Some(self.further),
+        };
+        let reports = stream::unfold((lanes, read), |(mut lanes, read)| async move {
+            let item = match lanes.next().await? {
+                Ok((rank, parts)) => read(parts).map_err(|what| ExchangeError::Violation { rank, what }.into()),
+                Err(error) => Err(error.into()),
+            };
+            Some((item, (lanes, read)))
+        });
         reports.boxed()
     }
+}
+
+/// The lanes of a task's reports: that of the latest run, and those before it.
+struct Lanes {
+    current: Option<Lane>,
+    /// Dropped, they would have their ranks forget what readers of these runs have to find.
+    superseded: Vec<Lane>,
+    /// `None` once the query has ended.
+    further: Option<UnboundedReceiver<Lane>>,
+}
+
+impl Lanes {
+    /// The rank and the message of the next report; `None` once the last run has reported all.
+    async fn next(&mut self) -> Option<Result<(u32, Vec<Bytes>), ExchangeError>> {
+        loop {
+            let next = match (&mut self.current, &mut self.further) {
+                (None, None) => return None,
+                (Some(current), None) => Next::Message(current.next().await),
+                (None, Some(further)) => Next::Lane(further.recv().await),
+                (Some(current), Some(further)) => tokio::select! {
+                    biased;
+                    lane = further.recv() => Next::Lane(lane),
+                    message = current.next() => Next::Message(message),
+                },
+            };
+            match next {
+                Next::Lane(None) => self.further = None,
+                Next::Lane(Some(lane)) => self.superseded.extend(self.current.replace(lane)),
+                Next::Message(Ok(Some((_, parts)))) => {
+                    let rank = self.current.as_ref().map_or(0, Lane::rank);
+                    return Some(Ok((rank, parts)));
+                }
+                // The end of this run, or its loss.
+                Next::Message(
+                    Ok(None) | Err(ExchangeError::Post(PostError::PeerLost { .. } | PostError::PeerClosed { .. })),
+                ) => self.current = None,
+                Next::Message(Err(error)) => {
+                    (self.current, self.further) = (None, None);
+                    return Some(Err(error));
+                }
+            }
+        }
+    }
+}
+
+enum Next {
+    Lane(Option<Lane>),
+    Message(Result<Option<(Kind, Vec<Bytes>)>, ExchangeError>),
 }
 
 /// Takes questions of readers for the runs of lost tasks, until the exchange ends.

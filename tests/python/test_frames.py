@@ -360,6 +360,7 @@ def test_only_tasks_of_a_killed_worker_run_again(client, data, tmp_path):
 
     others = serving()
     with client.frames(ranks=2, recover="tasks", partition_bytes=4 << 10) as session:
+        wait_until(lambda: len(serving() - others) == 2, "both ranks serve")
         first = serving() - others
         grouped = session.scan_parquet(data / "trips").group_by("zone").agg(count().alias("n"))
         query = grouped.map_batches(kill_once, {"zone": "int64", "n": "int64"})

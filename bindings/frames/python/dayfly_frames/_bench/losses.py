@@ -36,12 +36,13 @@ def killed_rank(place: Place) -> list[dict[str, Any]]:
             query.collect()
             seconds, table = timed(query.collect)
             took, killed = timed(_killing(query.collect, ranks[0], seconds / 2))
+            usage = killed.usage
         for found in (table, killed):
             if numbers(found) != expected:
                 raise WrongAnswerError(f"killed-rank: {numbers(found)} with a loss, {expected} without")
         theirs.append(seconds)
         own.append(took)
-        lost_runs.append(killed.usage.lost_runs if killed.usage else 0)
+        lost_runs.append(usage.lost_runs if usage else 0)
         note(f"killed-rank: {took:.4f} s, {seconds:.4f} s without a loss, {lost_runs[-1]} runs of tasks lost")
     streamed.sort()
     told = f"runs of tasks that were lost: {lost_runs}; without kept outputs {streamed[len(streamed) // 2]:.4f} s"

@@ -188,14 +188,15 @@ impl Session {
         partitions: usize,
         partition_bytes: usize,
         stores: BTreeMap<String, String>,
-        recover_tasks: bool,
+        recover: &str,
     ) -> PyResult<Self> {
         let options = SessionOptions {
             partitions,
             partition_bytes,
-            recovery: match recover_tasks {
-                true => Recovery::Tasks,
-                false => Recovery::Query,
+            recovery: match recover {
+                "auto" => Recovery::Auto,
+                "tasks" => Recovery::Tasks,
+                _ => Recovery::Query,
             },
             stores: StoreOptions::new(stores).map_err(|failure| raise(py, &failure))?,
             ..SessionOptions::default()

@@ -31,7 +31,7 @@ pub use batches::compact;
 pub use channel::{RECEIVED_BYTES, RankChannels, kept_rows};
 pub use error::ExchangeError;
 pub use measures::unplanned;
-pub use recoveries::{Recovering, guide, recovering_of};
+pub use recoveries::{ByInput, Recovering, guide, recovering_of};
 pub use server::serve;
 
 /// The lane of requests.

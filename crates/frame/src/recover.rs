@@ -21,6 +21,10 @@ pub use repeat::{Stages, along};
 /// Runs of one task, or of a whole query, whose ranks are lost.
 pub const MAX_ATTEMPTS: u32 = 3;
 
+/// Fewest bytes of input of a query whose tasks keep their outputs by themselves: to run it again takes longer than to
+/// keep them.
+const MIN_KEPT_INPUT_BYTES: u64 = 4 << 30;
+
 /// What happens to a query whose ranks are lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Recovery {
@@ -29,6 +33,8 @@ pub enum Recovery {
     Query,
     /// Tasks keep their outputs, and only lost ones run again.
     Tasks,
+    /// As [`Recovery::Tasks`] for queries that read 4 GiB or more of files, and as [`Recovery::Query`] for others.
+    Auto,
 }
 
 impl Recovery {
@@ -37,6 +43,16 @@ impl Recovery {
         match self {
             Self::Query => "query",
             Self::Tasks => "tasks",
+            Self::Auto => "auto",
+        }
+    }
+
+    /// The recovery of a query that reads so many bytes of files.
+    pub fn for_input(self, bytes: u64) -> Self {
+        match self {
+            Self::Auto if bytes >= MIN_KEPT_INPUT_BYTES => Self::Tasks,
+            Self::Auto => Self::Query,
+            chosen => chosen,
         }
     }
 }

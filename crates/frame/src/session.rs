@@ -22,7 +22,7 @@ use url::Url;
 
 use crate::codec::NodeCodec;
 use crate::error::failure_of;
-use crate::exchange::{Exchange, RankChannels, Recovering, address_of, guide};
+use crate::exchange::{ByInput, Exchange, RankChannels, Recovering, address_of, guide};
 use crate::float_statistics::optimizer_rules;
 use crate::functions::items;
 use crate::kept;
@@ -144,7 +144,7 @@ impl Session {
         let environment = options.memory.environment(&options.stores);
         let environment = environment.map_err(|error| failure_of(&error))?;
         let session = Self::over(Exchange::new(post, size - 1), environment, options)?;
-        if session.recovery == Recovery::Tasks {
+        if session.recovery != Recovery::Query {
             session.runtime().spawn(guide(Arc::clone(&session.exchange)));
         }
         Ok(session)
@@ -207,10 +207,10 @@ impl Session {
     /// Of the query; [`failure_of`](crate::failure_of) gives the code.
     pub async fn collect(&self, plan: LogicalPlan) -> QueryResult<Rows> {
         let run = |context: SessionContext| {
-            let (plan, exchange, recovery) = (plan.clone(), Arc::clone(&self.exchange), self.recovery);
+            let (plan, exchange) = (plan.clone(), Arc::clone(&self.exchange));
             async move {
                 let start = Instant::now();
-                let (plan, rows) = begin(&context, plan).await?;
+                let (plan, rows, recovery) = begin(&context, plan).await?;
                 Ok(Rows {
                     schema: rows.schema(),
                     batches: collect(rows).await?,
@@ -230,9 +230,9 @@ impl Session {
     /// Of the query until then. Later ones are in the stream.
     pub async fn stream(&self, plan: LogicalPlan) -> QueryResult<SendableRecordBatchStream> {
         let run = |context: SessionContext| {
-            let frame = DataFrame::new(context.state(), plan.clone());
+            let plan = plan.clone();
             async move {
-                let mut rows = frame.execute_stream().await?;
+                let (_, mut rows, _) = begin(&context, plan).await?;
                 let first = rows.next().await.transpose()?;
                 let schema = rows.schema();
                 let rows = futures_util::stream::iter(first.map(Ok)).chain(rows);
@@ -296,7 +296,7 @@ impl Session {
     }
 
     fn runs_again(&self, failure: &Failure, attempts: u32) -> bool {
-        let has_ranks = self.recovery == Recovery::Tasks && self.ranks_left() > 0;
+        let has_ranks = self.recovery != Recovery::Query && self.ranks_left() > 0;
         has_ranks && failure.code == Code::RankLost && attempts < MAX_ATTEMPTS
     }
 
@@ -324,13 +324,11 @@ fn context(
         .with_information_schema(true)
         .with_target_partitions(options.partitions.max(MIN_PARTITIONS));
     let mut config = options.memory.configure(config);
-    if options.recovery == Recovery::Tasks {
-        let recovering = Recovering {
-            session: exchange.rank(),
-            attempt: 0,
-        };
-        config.set_distributed_passthrough_headers(recovering.headers())?;
-        config.set_extension(Arc::new(recovering));
+    let session = exchange.rank();
+    match options.recovery {
+        Recovery::Query => {}
+        Recovery::Tasks => Recovering::of(session).set(&mut config)?,
+        Recovery::Auto => config.set_extension(Arc::new(ByInput { session })),
     }
     let state = SessionStateBuilder::new()
         .with_default_features()

@@ -16,14 +16,16 @@ use datafusion::arrow::array::{Array, StringArray, UInt64Array};
 use datafusion::arrow::datatypes::Schema;
 use datafusion::common::{DataFusionError, Result as QueryResult, plan_err};
 use datafusion::datasource::listing::ListingTableUrl;
+use datafusion::physical_plan::common::collect;
 use datafusion::prelude::{DataFrame, SessionContext};
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use uuid::Uuid;
 
-use crate::exchange::Recovering;
+use crate::exchange::{ByInput, Recovering};
 use crate::operation::applied;
+use crate::usage::begin;
 pub use encoder::{Encoder, Format};
 pub use files::{NULL_VALUE, prefix_of};
 pub use manifest::{FileEntry, MANIFEST, Manifest, PartitionColumn};
@@ -91,7 +93,8 @@ pub async fn write(context: &SessionContext, frame: DataFrame, output: &Output) 
             return Err(error);
         }
     };
-    if context.copied_config().get_extension::<Recovering>().is_some() {
+    let config = context.copied_config();
+    if config.get_extension::<Recovering>().is_some() || config.get_extension::<ByInput>().is_some() {
         // Runs of tasks that were lost have left theirs.
         remove_run(store.as_ref(), &url, &target.run, &files).await;
     }
@@ -131,7 +134,8 @@ pub async fn read_manifest(context: &SessionContext, directory: &str) -> QueryRe
 
 async fn written(context: &SessionContext, frame: DataFrame, target: Target) -> QueryResult<Vec<FileEntry>> {
     let plan = applied(target, frame.into_unoptimized_plan())?;
-    let batches = DataFrame::new(context.state(), plan).collect().await?;
+    let (_, rows, _) = begin(context, plan).await?;
+    let batches = collect(rows).await?;
     let mut files = Vec::new();
     for batch in &batches {
         let column = |index: usize| batch.column(index).as_any();

@@ -23,7 +23,7 @@ from dayfly_frames._rank import serve
 from dayfly_frames._session import Session
 
 T = TypeVar("T")
-Recover = Literal["query", "tasks", "none"]
+Recover = Literal["auto", "query", "tasks", "none"]
 StorageOptions = Mapping[str, str] | Literal["env"] | None
 
 #: Seconds that ranks have to return after the session has closed.
@@ -145,16 +145,15 @@ def open_session(
     """
     if ranks < 1:
         raise ValueError(f"ranks={ranks}: ask for at least one")
-    if recover not in ("query", "tasks", "none"):
-        raise ValueError(f'recover={recover!r}: it is "query", "tasks" or "none"')
+    if recover not in ("auto", "query", "tasks", "none"):
+        raise ValueError(f'recover={recover!r}: it is "auto", "query", "tasks" or "none"')
     if partition_bytes < 1:
         raise ValueError(f"partition_bytes={partition_bytes}: a partition has at least one byte")
     stores = store_options(storage_options)
     workers = Ranks(client, ranks, placement, lease, stores, store=store, channel=channel)
     partitions = workers.partitions
-    tasks = recover == "tasks"
     native = workers.join(
-        lambda invitation: _frames.Session.join(invitation, partitions, partition_bytes, stores, tasks)
+        lambda invitation: _frames.Session.join(invitation, partitions, partition_bytes, stores, recover)
     )
     renewing = threading.Lock()
 
@@ -169,7 +168,7 @@ def open_session(
         with renewing:
             workers.end()
 
-    # With "tasks", a query comes here only if no rank is left, or its tasks were lost as often as they may be.
+    # With "tasks" and "auto", queries come here only if no rank is left, or they have failed on those that are left.
     if recover != "none":
         native.on_loss(renew)
     session = Session(native, end)

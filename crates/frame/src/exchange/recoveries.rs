@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use datafusion::common::Result;
 use datafusion::physical_plan::ExecutionPlan;
+use datafusion::prelude::SessionConfig;
+use datafusion_distributed::DistributedExt;
 use dayfly_comm::post::PostError;
 use dayfly_protocol::error::Failure;
 use futures_util::StreamExt;
@@ -37,10 +39,28 @@ pub struct Recovering {
     pub attempt: u32,
 }
 
+/// In the configuration of a session that chooses the recovery of each query by its input.
+#[derive(Debug, Clone, Copy)]
+pub struct ByInput {
+    /// The rank of the session.
+    pub session: u32,
+}
+
 impl Recovering {
-    /// The headers by which ranks know it.
-    pub fn headers(self) -> HeaderMap {
-        HeaderMap::from_iter([(HeaderName::from_static(HEADER), HeaderValue::from(self.session))])
+    /// Of the first runs of a query of this session.
+    pub fn of(session: u32) -> Self {
+        Self { session, attempt: 0 }
+    }
+
+    /// Has the queries of a configuration run lost tasks again.
+    ///
+    /// # Errors
+    /// Of the library, by a defect only.
+    pub fn set(self, config: &mut SessionConfig) -> Result<()> {
+        let session = (HeaderName::from_static(HEADER), HeaderValue::from(self.session));
+        config.set_distributed_passthrough_headers(HeaderMap::from_iter([session]))?;
+        config.set_extension(Arc::new(self));
+        Ok(())
     }
 }
 

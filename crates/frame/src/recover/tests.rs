@@ -226,6 +226,17 @@ fn again(rank: u32, attempt: u32) -> Result<Decision, GivenUp> {
 }
 
 #[test]
+fn large_inputs_are_recovered_by_tasks() {
+    let chosen = |bytes| Recovery::Auto.for_input(bytes);
+    assert_eq!(
+        (chosen((4 << 30) - 1), chosen(4 << 30)),
+        (Recovery::Query, Recovery::Tasks)
+    );
+    assert_eq!(Recovery::Tasks.for_input(0), Recovery::Tasks);
+    assert_eq!(Recovery::Query.for_input(u64::MAX), Recovery::Query);
+}
+
+#[test]
 fn second_reader_finds_the_run_of_the_first() {
     let mut lineage = Lineage::default();
     lineage.begin((1, 0), 0);

@@ -137,6 +137,7 @@ type Found = Result<(Vec<String>, Usage), Failure>;
 struct Run<'a> {
     ranks: usize,
     query: &'a str,
+    recovery: Recovery,
     /// Makes the plan of the query another one.
     plan: fn(LogicalPlan) -> LogicalPlan,
     /// What happens at the calls of the function.
@@ -175,7 +176,7 @@ fn run(run: &Run<'_>, place: &Path, then: impl Fn(&Session, &Killer) + Sync) -> 
                 }
                 let options = SessionOptions {
                     partition_bytes: 4 << 10,
-                    recovery: Recovery::Tasks,
+                    recovery: run.recovery,
                     ..SessionOptions::default()
                 };
                 let session = Session::of(&communicator, &options).unwrap();
@@ -229,6 +230,7 @@ fn tasks_keep_outputs_without_a_loss() {
     let whole = Run {
         ranks: 3,
         query: GROUPED,
+        recovery: Recovery::Tasks,
         plan: called,
         event: first_callers(0),
     };
@@ -246,6 +248,7 @@ fn only_tasks_of_a_killed_rank_run_again() {
     let killed = Run {
         ranks: 4,
         query: GROUPED,
+        recovery: Recovery::Tasks,
         plan: called,
         event: at_call_of(1),
     };
@@ -279,6 +282,7 @@ fn two_killed_ranks_leave_the_answer() {
     let killed = Run {
         ranks: 4,
         query: GROUPED,
+        recovery: Recovery::Tasks,
         plan: called,
         event: first_callers(2),
     };
@@ -294,6 +298,7 @@ fn query_ends_when_all_ranks_are_killed() {
     let killed = Run {
         ranks: 2,
         query: GROUPED,
+        recovery: Recovery::Tasks,
         plan: called,
         event: first_callers(2),
     };
@@ -319,6 +324,7 @@ fn readers_run_again_with_tasks_that_differ() {
     let killed = Run {
         ranks: 3,
         query: ANY,
+        recovery: Recovery::Tasks,
         plan: grouped_after_call,
         event: at_call_of(1),
     };
@@ -340,6 +346,7 @@ fn file_changed_before_a_second_run_is_reported() {
     let killed = Run {
         ranks: 3,
         query: GROUPED,
+        recovery: Recovery::Tasks,
         plan: called,
         event: Arc::new(move |killer, rank| {
             if rank == 1 {
@@ -364,6 +371,7 @@ fn kept_rows_of_a_killed_rank_are_reported() {
     let whole = Run {
         ranks: 3,
         query: GROUPED,
+        recovery: Recovery::Tasks,
         plan: called,
         event: first_callers(0),
     };
@@ -383,4 +391,21 @@ fn kept_rows_of_a_killed_rank_are_reported() {
         });
     });
     assert_eq!(found.unwrap().0, expected);
+}
+
+#[test]
+fn small_query_runs_again_on_ranks_left() {
+    let place = tempfile::tempdir().unwrap();
+    let killed = Run {
+        ranks: 3,
+        query: GROUPED,
+        recovery: Recovery::Auto,
+        plan: called,
+        event: at_call_of(1),
+    };
+    let (found, expected) = run(&killed, place.path(), |session, _| assert_eq!(session.ranks_left(), 2));
+    let (rows, usage) = found.unwrap();
+    assert_eq!(rows, expected);
+    assert_eq!(usage.recovery, Recovery::Query);
+    assert!(usage.tasks.iter().all(|task| task.rank != 1), "{usage:?}");
 }

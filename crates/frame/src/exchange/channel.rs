@@ -14,6 +14,7 @@ use datafusion_distributed::{
     ChannelResolver, CoordinatorToWorkerMsg, DistributedConfig, ExecuteTaskRequest, GetWorkerInfoRequest,
     GetWorkerInfoResponse, MaybeEncoded, SetPlanRequest, WorkerChannel, WorkerToCoordinatorMsg,
 };
+use dayfly_comm::post::PostError;
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
 use http::HeaderMap;
@@ -25,7 +26,7 @@ use super::measures::Measures;
 use super::reader::Reader;
 use super::requests::{Execute, Key, Plan, Report, Request, Unit, encoded};
 use super::server::Kind;
-use super::{Exchange, REQUESTS, Recovering, lost_rank, rank_of};
+use super::{Exchange, REQUESTS, Recovering, rank_of};
 use crate::kept::FrameId;
 
 /// Name of the bytes that an exchange receives, among the measures of its node.
@@ -245,7 +246,15 @@ impl Lane {
         loop {
             let message = match self.exchange.post.next(self.number, None).await {
                 Ok(message) => message,
-                Err(error) if lost_rank(&error).is_some_and(|lost| lost != self.rank) => continue,
+                Err(PostError::PeerLost { rank: lost, reason }) => {
+                    // Before the next query, or the next run of this one, is planned.
+                    self.exchange.recoveries().lose(lost, &reason);
+                    if lost != rank {
+                        continue;
+                    }
+                    self.has_ended = true;
+                    return Err(PostError::PeerLost { rank, reason }.into());
+                }
                 Err(error) => {
                     self.has_ended = true;
                     return Err(error.into());

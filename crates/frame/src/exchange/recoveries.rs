@@ -22,7 +22,7 @@ use super::channel::Lane;
 use super::error::ExchangeError;
 use super::requests::{Key, Plan, Report, Request, Unit, encoded};
 use super::server::Kind;
-use super::{Exchange, REQUESTS, lost_rank};
+use super::{Exchange, REQUESTS};
 use crate::recover::{Decision, GivenUp, Lineage, Place, Stages, TaskId, along};
 
 /// The header of plans whose lost tasks run again. It has the rank of the session.
@@ -79,6 +79,8 @@ pub struct Recoveries(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
+    /// Whether queries go on without lost ranks. Otherwise they fail with the first one.
+    follows_losses: bool,
     lost: BTreeMap<u32, String>,
     tasks: HashMap<Key, Task>,
     queries: HashMap<[u8; 16], Query>,
@@ -112,6 +114,14 @@ struct Retained {
 impl Recoveries {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A rank is lost.
+    pub fn lose(&self, rank: u32, reason: &str) {
+        let mut state = self.lock();
+        if state.follows_losses {
+            state.lost.entry(rank).or_insert_with(|| reason.to_owned());
+        }
     }
 
     /// The ranks that are lost.
@@ -340,15 +350,19 @@ enum Next {
 }
 
 /// Takes questions of readers for the runs of lost tasks, until the exchange ends.
-pub async fn guide(exchange: Arc<Exchange>) {
+pub fn guide(exchange: Arc<Exchange>) -> impl Future<Output = ()> + Send + 'static {
+    exchange.recoveries().lock().follows_losses = true;
+    async move { answer(exchange).await }
+}
+
+async fn answer(exchange: Arc<Exchange>) {
     loop {
         let message = match exchange.post.next(REQUESTS, None).await {
             Ok(message) => message,
             Err(PostError::PeerLost { rank, reason }) => {
-                exchange.recoveries().lock().lost.insert(rank, reason);
+                exchange.recoveries().lose(rank, &reason);
                 continue;
             }
-            Err(error) if lost_rank(&error).is_some() => continue,
             Err(_) => return,
         };
         let request = message

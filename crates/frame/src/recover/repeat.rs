@@ -21,6 +21,7 @@ use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::coop::CooperativeExec;
 use datafusion::physical_plan::empty::EmptyExec;
 use datafusion::physical_plan::filter::FilterExec;
+use datafusion::physical_plan::joins::utils::JoinOnRef;
 use datafusion::physical_plan::joins::{CrossJoinExec, HashJoinExec, SortMergeJoinExec};
 use datafusion::physical_plan::placeholder_row::PlaceholderRowExec;
 use datafusion::physical_plan::projection::ProjectionExec;
@@ -191,7 +192,7 @@ fn of_join(plan: &Plan, inputs: &[Vec<bool>], are_same: bool) -> Same {
 
 /// Whether a join finds the same pairs in every run. A filter has columns of its own, so it needs all of them.
 fn are_joined_alike(
-    keys: &[(Arc<dyn PhysicalExpr>, Arc<dyn PhysicalExpr>)],
+    keys: JoinOnRef<'_>,
     filter: Option<&Arc<dyn PhysicalExpr>>,
     left: &[bool],
     right: &[bool],

@@ -144,7 +144,10 @@ impl ExecutionPlan for WriteExec {
         let recovering = context.session_config().get_extension::<Recovering>();
         // A rank that only seems to be lost may go on writing.
         let attempt = recovering.map_or(0, |recovering| recovering.attempt);
-        let attempt = (attempt > 0).then(|| format!("r{attempt}-")).unwrap_or_default();
+        let attempt = match attempt {
+            0 => String::new(),
+            _ => format!("r{attempt}-"),
+        };
         let name = format!("{}{attempt}{task}-{partition}-", prefix_of(&self.target.run));
         let memory = MemoryConsumer::new("WriteExec").register(context.memory_pool());
         let schema = self.input.schema();

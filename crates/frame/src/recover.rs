@@ -85,7 +85,7 @@ pub enum Decision {
 /// Why a task does not run again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GivenUp {
-    /// The query has ended, or has no such task.
+    /// The query has not sent the task yet, or has ended.
     Unknown,
     /// It was lost as often as it may be.
     Attempts,
@@ -100,7 +100,7 @@ impl GivenUp {
     pub fn to_failure(&self, (stage, task): TaskId, lost: u32, cause: &str) -> Failure {
         let task = format!("task {task} of stage {stage}");
         let message = match self {
-            Self::Unknown => format!("{task} is asked for after its query has ended; rank {lost} is lost: {cause}"),
+            Self::Unknown => format!("{task} is not known to the session; rank {lost} is lost: {cause}"),
             Self::Attempts => {
                 format!("{task} was lost in {MAX_ATTEMPTS} attempts, the last one with rank {lost}: {cause}")
             }
@@ -110,7 +110,7 @@ impl GivenUp {
             ),
         };
         let code = if *self == Self::Unknown {
-            Code::Cancelled
+            Code::NotFound
         } else {
             Code::RankLost
         };

@@ -1,7 +1,7 @@
 //! The rank that plans queries and gets their results.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
@@ -38,6 +38,11 @@ use crate::write::{Manifest, Output, write};
 
 /// Fewest partitions with which a plan has stages.
 const MIN_PARTITIONS: usize = 2;
+
+/// Longest time until a loss that another rank has reported is known here.
+const MAX_NOTICE_TIME: Duration = Duration::from_secs(1);
+/// Pause between two looks for it.
+const NOTICE_PAUSE: Duration = Duration::from_millis(5);
 
 /// How a session plans, and what it may use itself.
 #[derive(Debug, Clone)]
@@ -278,6 +283,7 @@ impl Session {
         let mut context = self.context.clone();
         let (mut attempts, mut are_joins_sorted) = (1, false);
         loop {
+            let ranks = self.ranks_left();
             let error = match run(context.clone()).await {
                 Ok(result) => return Ok(result),
                 Err(error) => error,
@@ -289,9 +295,18 @@ impl Session {
                 (context, are_joins_sorted) = (SessionContext::from(state), true);
             } else if self.runs_again(&failure, attempts) {
                 attempts += 1;
+                self.notice_loss(ranks).await;
             } else {
                 return Err(error);
             }
+        }
+    }
+
+    /// Waits until this rank knows of a loss that another one has reported: it would plan for the lost rank.
+    async fn notice_loss(&self, before: u32) {
+        let deadline = Instant::now() + MAX_NOTICE_TIME;
+        while self.ranks_left() >= before && Instant::now() < deadline {
+            tokio::time::sleep(NOTICE_PAUSE).await;
         }
     }
 

@@ -1,6 +1,7 @@
 //! Readers of tasks that keep their outputs: they take all of a run or nothing, and find the next run of a lost task.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::common::{DataFusionError, Result, internal_datafusion_err};
@@ -18,7 +19,13 @@ use super::error::ExchangeError;
 use super::held::{Held, Holder};
 use super::requests::{Execute, Report, Request};
 use super::{Exchange, Recovering};
+use crate::error::failure_of;
 use crate::recover::Place;
+
+/// Longest time until the session has sent a task whose rank is lost. The library waits as long for a plan.
+const MAX_PLAN_TIME: Duration = Duration::from_secs(10);
+/// Pause before the session is asked again for such a task.
+const PLAN_PAUSE: Duration = Duration::from_millis(10);
 
 /// Why a reader asks for another run although the rank of the last one is there.
 const SUPERSEDED: &str = "another run has begun";
@@ -120,8 +127,20 @@ impl Reader {
         Ok(partitions.into_iter().map(|(_, held)| held).collect())
     }
 
-    /// Where the next run of a lost one is.
+    /// Where the next run of a lost one is. A rank may be lost before the session has sent it the task.
     async fn moved(&self, seen: Place, cause: String) -> Result<Place> {
+        let deadline = Instant::now() + MAX_PLAN_TIME;
+        loop {
+            match self.ask_place(seen, cause.clone()).await {
+                Err(error) if failure_of(&error).code == Code::NotFound && Instant::now() < deadline => {
+                    tokio::time::sleep(PLAN_PAUSE).await;
+                }
+                place => return place,
+            }
+        }
+    }
+
+    async fn ask_place(&self, seen: Place, cause: String) -> Result<Place> {
         let (session, key) = (self.recovering.session, self.execute.key);
         if session == self.exchange.rank() {
             let moved = self.exchange.recoveries().moved(&self.exchange, key, seen, &cause);

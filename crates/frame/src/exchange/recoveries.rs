@@ -369,6 +369,10 @@ async fn answer(exchange: Arc<Exchange>) {
             .parts()
             .first()
             .map(|part| rmp_serde::from_slice::<Request>(part));
+        if exchange.recoveries().lost().contains(&message.from()) {
+            // It may have lost all others, and would have their tasks run again.
+            continue;
+        }
         // Other requests are for ranks that execute tasks; a reader cancels its question once it has the place.
         let Some(Ok(Request::Moved { lane, key, seen, cause })) = request else {
             continue;

@@ -61,8 +61,10 @@ impl Killer {
 
     /// Has all ranks lose a rank, and that rank all others.
     fn lose(&self, rank: u32) {
-        for (own, lost) in (0..).zip(&self.lost) {
-            let others = (0..self.lost.len() as u32).filter(|other| *other != own && (own == rank || *other == rank));
+        // That of the session first: the rank must not report the others as lost.
+        for (own, lost) in (0..self.lost.len() as u32).zip(&self.lost).rev() {
+            let others = (0..self.lost.len() as u32).rev();
+            let others = others.filter(|other| *other != own && (own == rank || *other == rank));
             others.for_each(|other| lost.add(other, "it was killed"));
         }
     }

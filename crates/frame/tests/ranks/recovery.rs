@@ -86,6 +86,9 @@ impl Killer {
 
 type Event = Box<dyn Fn(u32) + Send + Sync>;
 
+/// What happens when a rank calls the function.
+type Trigger = Arc<dyn Fn(&Killer, u32) + Send + Sync>;
+
 /// A function that returns its batches, and reports each call with its rank.
 struct Called {
     rank: u32,
@@ -143,7 +146,7 @@ struct Run<'a> {
     /// Makes the plan of the query another one.
     plan: fn(LogicalPlan) -> LogicalPlan,
     /// What happens at the calls of the function.
-    event: Arc<dyn Fn(&Killer, u32) + Send + Sync>,
+    event: Trigger,
 }
 
 /// Runs a query, and then checks the session. Returns its answer, and that of one process.
@@ -208,7 +211,7 @@ fn tasks_of(usage: &Usage, stage: usize) -> Vec<Task> {
 }
 
 /// Kills a rank when it calls the function. Its task does not end.
-fn at_call_of(victim: u32) -> Arc<dyn Fn(&Killer, u32) + Send + Sync> {
+fn at_call_of(victim: u32) -> Trigger {
     Arc::new(move |killer, rank| {
         if rank == victim {
             killer.kill_one_of(1, rank);
@@ -218,7 +221,7 @@ fn at_call_of(victim: u32) -> Arc<dyn Fn(&Killer, u32) + Send + Sync> {
 }
 
 /// Kills the first ranks that call the function.
-fn first_callers(count: usize) -> Arc<dyn Fn(&Killer, u32) + Send + Sync> {
+fn first_callers(count: usize) -> Trigger {
     Arc::new(move |killer, rank| {
         if killer.kill_one_of(count, rank) {
             killer.hang();

@@ -36,6 +36,7 @@ ROWS = [
     "exchange-shm",
     "exchange-shm-uncached",
     "exchange-shm-flight",
+    "killed-rank",
     "beyond-memory-sort",
     "beyond-memory-group",
     "beyond-memory-join",

@@ -344,6 +344,38 @@ def test_query_of_a_lost_rank_runs_again(client, data, kill):
             assert all(rows(each.result()) == expected for each in found)
 
 
+def test_only_tasks_of_a_killed_worker_run_again(client, data, tmp_path):
+    marker = tmp_path / "killed"
+
+    def kill_once(batch):
+        import contextlib
+        import os
+        import signal
+
+        # The first call comes when all rows below it are complete.
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch
+
+    others = serving()
+    with client.frames(ranks=2, recover="tasks", partition_bytes=4 << 10) as session:
+        wait_until(lambda: len(serving() - others) == 2, "both ranks serve")
+        first = serving() - others
+        grouped = session.scan_parquet(data / "trips").group_by("zone").agg(count().alias("n"))
+        query = grouped.map_batches(kill_once, {"zone": "int64", "n": "int64"})
+        assert "tasks of lost ranks run again" in query.explain()
+        found = query.collect()
+        assert sorted((row["zone"], row["n"]) for row in rows(found)) == [(zone, 2_000) for zone in range(10)]
+        usage = found.usage
+        assert usage.recovery == "tasks"
+        assert usage.lost_runs >= 1
+        # The session goes on with the rank that is left.
+        assert session.ranks == 1
+        assert sum(row["n"] for row in rows(query.collect())) == 20_000
+        assert len(serving() & first) == 1
+
+
 def test_written_frame_is_read_as_it_was(session, trips, tmp_path):
     written = trips.write_parquet(tmp_path / "by_zone", partition_by="zone")
     assert sum(file.rows for file in written) == 20_000

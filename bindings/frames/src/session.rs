@@ -9,7 +9,7 @@ use dayfly_frame::datafusion::catalog::MemTable;
 use dayfly_frame::datafusion::common::DataFusionError;
 use dayfly_frame::datafusion::error::Result as QueryResult;
 use dayfly_frame::datafusion::logical_expr::LogicalPlan;
-use dayfly_frame::{Running, Session as Inner, SessionOptions, Source, StoreOptions};
+use dayfly_frame::{Recovery, Running, Session as Inner, SessionOptions, Source, StoreOptions};
 use dayfly_protocol::error::{Code, Failure};
 use pyo3::prelude::*;
 
@@ -188,10 +188,16 @@ impl Session {
         partitions: usize,
         partition_bytes: usize,
         stores: BTreeMap<String, String>,
+        recover: &str,
     ) -> PyResult<Self> {
         let options = SessionOptions {
             partitions,
             partition_bytes,
+            recovery: match recover {
+                "auto" => Recovery::Auto,
+                "tasks" => Recovery::Tasks,
+                _ => Recovery::Query,
+            },
             stores: StoreOptions::new(stores).map_err(|failure| raise(py, &failure))?,
             ..SessionOptions::default()
         };
@@ -258,7 +264,7 @@ impl Session {
     }
 
     fn ranks(&self, py: Python<'_>) -> PyResult<u32> {
-        Ok(self.shared.get(py)?.ranks())
+        Ok(self.shared.get(py)?.ranks_left())
     }
 
     /// Ends the session on all ranks, and leaves the group.

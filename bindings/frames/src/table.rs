@@ -129,6 +129,8 @@ impl Table {
                 usage.computing.as_secs_f64(),
                 usage.exchanged_bytes,
                 usage.spilled_bytes,
+                usage.recovery.name(),
+                usage.tasks.iter().map(|task| task.attempts.saturating_sub(1)).sum(),
             )
         }))
     }

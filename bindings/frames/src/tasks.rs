@@ -5,8 +5,9 @@ type Work = (u64, u64, u64, f64);
 /// Stage and rank, and the work done, once it is known.
 pub type Task = (usize, u32, Option<Work>);
 
-/// What a query took: seconds, tasks, seconds of computing, bytes exchanged and bytes spilled.
-pub type Took = (f64, Vec<Task>, f64, u64, u64);
+/// What a query took: seconds, tasks, seconds of computing, bytes exchanged, bytes spilled, its recovery, and the runs
+/// that were lost.
+pub type Took = (f64, Vec<Task>, f64, u64, u64, &'static str, u32);
 
 /// A task for Python.
 pub fn task_of(task: &dayfly_frame::Task) -> Task {

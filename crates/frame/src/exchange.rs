@@ -8,7 +8,11 @@
 mod batches;
 mod channel;
 mod error;
+mod held;
 mod measures;
+mod outputs;
+mod reader;
+mod recoveries;
 mod requests;
 mod server;
 
@@ -21,11 +25,13 @@ use url::Url;
 
 use crate::kept::FrameId;
 use crate::progress::Queries;
+use recoveries::Recoveries;
 
 pub use batches::compact;
 pub use channel::{RECEIVED_BYTES, RankChannels, kept_rows};
 pub use error::ExchangeError;
 pub use measures::unplanned;
+pub use recoveries::{ByInput, Recovering, guide, recovering_of};
 pub use server::serve;
 
 /// The lane of requests.
@@ -39,6 +45,7 @@ pub struct Exchange {
     workers: u32,
     next_lane: AtomicU32,
     queries: Queries,
+    recoveries: Recoveries,
 }
 
 impl Exchange {
@@ -49,6 +56,7 @@ impl Exchange {
             workers,
             next_lane: AtomicU32::new(1),
             queries: Queries::default(),
+            recoveries: Recoveries::default(),
         })
     }
 
@@ -70,6 +78,17 @@ impl Exchange {
     /// The queries that this rank has planned.
     pub fn queries(&self) -> &Queries {
         &self.queries
+    }
+
+    /// The tasks of these that may run again.
+    fn recoveries(&self) -> &Recoveries {
+        &self.recoveries
+    }
+
+    /// The ranks that execute tasks and are not known to be lost. Only [`guide`] learns of losses.
+    pub fn left(&self) -> Vec<u32> {
+        let lost = self.recoveries.lost();
+        (0..self.workers).filter(|rank| !lost.contains(rank)).collect()
     }
 
     /// Has the ranks forget a kept frame.

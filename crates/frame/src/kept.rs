@@ -17,12 +17,13 @@ use datafusion::datasource::provider_as_source;
 use datafusion::execution::context::SessionContext;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, TableType};
 use datafusion::physical_plan::ExecutionPlan;
-use datafusion::prelude::DataFrame;
+use datafusion::physical_plan::common::collect;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::exchange::Exchange;
 use crate::operation::applied;
+use crate::usage::begin;
 pub use description::{KeptFrame, fingerprint};
 pub use node::{Keep, KeepExec};
 pub use read::{KeptExec, Rows, desired_tasks, divided, routed};
@@ -78,7 +79,8 @@ pub async fn persist(
         exchange: Arc::downgrade(exchange),
     };
     let plan = applied(Keep(kept.id), plan)?;
-    for batch in DataFrame::new(context.state(), plan).collect().await? {
+    let (_, rows, _) = begin(context, plan).await?;
+    for batch in collect(rows).await? {
         kept.parts.extend(parts_of(&batch)?);
     }
     kept.parts.sort_by_key(|part| (part.rank, part.number));

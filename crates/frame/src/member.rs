@@ -18,6 +18,7 @@ use crate::error::failure_of;
 use crate::exchange::ExchangeError;
 use crate::kept::{self, FrameId, KeptFrame, Store};
 use crate::rank::{RankOptions, runtime, service};
+use crate::recover::Recovery;
 use crate::session::{Session, SessionOptions};
 
 /// The rank that runs queries for all.
@@ -79,6 +80,8 @@ impl Member {
         let session = SessionOptions {
             memory: rank.memory.clone(),
             stores: rank.stores.clone(),
+            // Every rank has rows of its own, which no other rank can make again.
+            recovery: Recovery::Query,
             ..session.clone()
         };
         let session = Session::over(Arc::clone(&service.exchange), Arc::clone(&environment), &session)?;

@@ -20,6 +20,7 @@ use datafusion_distributed::{DistributedExec, DistributedExt};
 use self::checker::Refusal;
 pub use self::one_rank::on_one_rank;
 use self::one_rank::with_last_stage_on_a_rank;
+use crate::exchange::Exchange;
 use crate::functions::MapCall;
 use crate::kept::Keep;
 use crate::operation::planner;
@@ -61,11 +62,15 @@ impl QueryPlanner for LocalPlanner {
 pub struct RankPlanner {
     /// The distributed planner.
     pub distributed: Arc<dyn QueryPlanner + Send + Sync>,
-    /// Number of ranks.
-    pub ranks: u32,
+    /// The exchange of its ranks.
+    pub exchange: Arc<Exchange>,
 }
 
 impl RankPlanner {
+    fn ranks(&self) -> u32 {
+        self.exchange.left().len() as u32
+    }
+
     async fn distributed(&self, query: &LogicalPlan, session: &dyn Session) -> Result<Arc<dyn ExecutionPlan>, Refusal> {
         let plan = self.distributed.create_physical_plan(query, session).await;
         let plan = plan.map_err(|error| Refusal::failed(&error))?;
@@ -80,7 +85,7 @@ impl RankPlanner {
         session: &dyn Session,
         before: &Arc<dyn ExecutionPlan>,
     ) -> QueryResult<Option<Arc<dyn ExecutionPlan>>> {
-        let Some(query) = skew::spread(query, session, self.ranks).await? else {
+        let Some(query) = skew::spread(query, session, self.ranks()).await? else {
             return Ok(None);
         };
         let Some(state) = session.as_any().downcast_ref::<SessionState>() else {
@@ -104,7 +109,7 @@ impl QueryPlanner for RankPlanner {
     ) -> QueryResult<Arc<dyn ExecutionPlan>> {
         let mut planned = self.distributed(query, session).await;
         if let Ok(plan) = &mut planned
-            && self.ranks > 1
+            && self.ranks() > 1
             && skew::has_exchanged_join(plan)
             && let Some(spread) = self.spread(query, session, plan).await?
         {

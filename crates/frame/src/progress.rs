@@ -28,8 +28,10 @@ pub struct Work {
 pub struct Task {
     /// Number of its stage.
     pub stage: usize,
-    /// Rank that executes it.
+    /// Rank that executes it, or has done so last.
     pub rank: u32,
+    /// Its runs, of which all but the last were lost with their ranks.
+    pub attempts: u32,
     /// What it took; `None` until it has ended.
     pub work: Option<Work>,
 }
@@ -77,10 +79,21 @@ impl Queries {
         let task = Task {
             stage: key.stage_id,
             rank,
+            attempts: 1,
             work: None,
         };
         queries[at].kept_plans += 1;
         queries[at].tasks.insert((key.stage_id, key.task_number), task);
+    }
+
+    /// A task that was lost is sent to another rank.
+    pub fn begin_again(&self, key: TaskKey, rank: u32) {
+        let mut queries = self.lock();
+        let query = queries.iter_mut().find(|query| query.id == key.query_id);
+        if let Some(task) = query.and_then(|query| query.tasks.get_mut(&(key.stage_id, key.task_number))) {
+            (task.rank, task.work) = (rank, None);
+            task.attempts += 1;
+        }
     }
 
     /// A task has ended.

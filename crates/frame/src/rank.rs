@@ -11,7 +11,7 @@ use tokio::runtime::Runtime;
 
 use crate::codec::NodeCodec;
 use crate::error::failure_of;
-use crate::exchange::{Exchange, ExchangeError, RankChannels};
+use crate::exchange::{Exchange, ExchangeError, RankChannels, recovering_of};
 use crate::functions::Functions;
 use crate::kept::Store;
 use crate::memory::Memory;
@@ -84,7 +84,14 @@ pub struct Service {
 impl Service {
     /// Executes tasks until the exchange ends, or the rank of the session is lost.
     pub fn run(self, session: u32) -> impl Future<Output = Result<(), ExchangeError>> + Send + 'static {
-        crate::exchange::serve(self.exchange, self.worker, self.memory, self.kept, session)
+        crate::exchange::serve(
+            self.exchange,
+            self.worker,
+            self.memory,
+            self.environment,
+            self.kept,
+            session,
+        )
     }
 }
 
@@ -105,9 +112,13 @@ pub fn service(communicator: &Communicator, options: &RankOptions, workers: u32)
         let bounds = Arc::clone(&bounds);
         let functions = functions.clone();
         let store = Arc::clone(&store);
+        let recovering = recovering_of(&query.headers);
         async move {
             let mut config = query.builder.config().take().unwrap_or_default();
             config.set_extension(store);
+            if let Some(recovering) = recovering {
+                config.set_extension(Arc::new(recovering));
+            }
             if let Some(functions) = functions {
                 config.set_extension(functions);
             }

@@ -1,11 +1,11 @@
 //! The rank that plans queries and gets their results.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
-use datafusion::common::Result as QueryResult;
+use datafusion::common::{DataFusionError, Result as QueryResult};
 use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder};
 use datafusion::logical_expr::LogicalPlan;
@@ -22,7 +22,7 @@ use url::Url;
 
 use crate::codec::NodeCodec;
 use crate::error::failure_of;
-use crate::exchange::{Exchange, RankChannels, address_of};
+use crate::exchange::{ByInput, Exchange, RankChannels, Recovering, address_of, guide};
 use crate::float_statistics::optimizer_rules;
 use crate::functions::items;
 use crate::kept;
@@ -30,6 +30,7 @@ use crate::memory::{Memory, needs_sorted_joins};
 use crate::plan::{LocalPlanner, RankPlanner};
 use crate::progress::Running;
 use crate::rank::runtime;
+use crate::recover::{MAX_ATTEMPTS, Recovery};
 use crate::source::whole;
 use crate::stores::StoreOptions;
 use crate::usage::{PendingUsage, begin, usage_of};
@@ -37,6 +38,11 @@ use crate::write::{Manifest, Output, write};
 
 /// Fewest partitions with which a plan has stages.
 const MIN_PARTITIONS: usize = 2;
+
+/// Longest time until a loss that another rank has reported is known here.
+const MAX_NOTICE_TIME: Duration = Duration::from_secs(1);
+/// Pause between two looks for it.
+const NOTICE_PAUSE: Duration = Duration::from_millis(5);
 
 /// How a session plans, and what it may use itself.
 #[derive(Debug, Clone)]
@@ -50,6 +56,8 @@ pub struct SessionOptions {
     pub memory: Memory,
     /// How this process reaches object stores.
     pub stores: StoreOptions,
+    /// What happens to queries whose ranks are lost.
+    pub recovery: Recovery,
 }
 
 impl Default for SessionOptions {
@@ -60,16 +68,22 @@ impl Default for SessionOptions {
             partition_bytes: 1 << 20,
             memory: Memory::default(),
             stores: StoreOptions::default(),
+            recovery: Recovery::default(),
         }
     }
 }
 
 /// The ranks that execute tasks.
-struct Workers(u32);
+struct Workers(Arc<Exchange>);
 
 impl WorkerResolver for Workers {
     fn get_urls(&self) -> QueryResult<Vec<Url>> {
-        Ok((0..self.0).map(address_of).collect())
+        let left = self.0.left();
+        if left.is_empty() {
+            let failure = Failure::new(Code::RankLost, "all ranks of this session are lost");
+            return Err(DataFusionError::External(failure.into()));
+        }
+        Ok(left.into_iter().map(address_of).collect())
     }
 }
 
@@ -92,6 +106,7 @@ pub struct Rows {
 pub struct Session {
     exchange: Arc<Exchange>,
     context: SessionContext,
+    recovery: Recovery,
     runtime: Option<Runtime>,
     // Declared last: the ranks send farewells before they leave the group.
     _world: Option<World>,
@@ -133,7 +148,11 @@ impl Session {
         let post = Post::open(communicator, PostOptions::default())?;
         let environment = options.memory.environment(&options.stores);
         let environment = environment.map_err(|error| failure_of(&error))?;
-        Self::over(Exchange::new(post, size - 1), environment, options)
+        let session = Self::over(Exchange::new(post, size - 1), environment, options)?;
+        if session.recovery != Recovery::Query {
+            session.runtime().spawn(guide(Arc::clone(&session.exchange)));
+        }
+        Ok(session)
     }
 
     /// A session whose queries run on the workers of this exchange, and their last stage in this environment.
@@ -147,6 +166,7 @@ impl Session {
         Ok(Self {
             exchange,
             context,
+            recovery: options.recovery,
             runtime: Some(runtime),
             _world: None,
         })
@@ -155,6 +175,16 @@ impl Session {
     /// Number of ranks that execute tasks.
     pub fn ranks(&self) -> u32 {
         self.exchange.workers()
+    }
+
+    /// Number of these that are not known to be lost. A session whose tasks run again goes on with them.
+    pub fn ranks_left(&self) -> u32 {
+        self.exchange.left().len() as u32
+    }
+
+    /// What happens to queries whose ranks are lost.
+    pub fn recovery(&self) -> Recovery {
+        self.recovery
     }
 
     /// The queries under way, the oldest first, and what their tasks have done.
@@ -185,11 +215,11 @@ impl Session {
             let (plan, exchange) = (plan.clone(), Arc::clone(&self.exchange));
             async move {
                 let start = Instant::now();
-                let (plan, rows) = begin(&context, plan).await?;
+                let (plan, rows, recovery) = begin(&context, plan).await?;
                 Ok(Rows {
                     schema: rows.schema(),
                     batches: collect(rows).await?,
-                    usage: usage_of(plan, start.elapsed(), exchange),
+                    usage: usage_of(plan, start.elapsed(), exchange, recovery),
                 })
             }
         };
@@ -205,9 +235,9 @@ impl Session {
     /// Of the query until then. Later ones are in the stream.
     pub async fn stream(&self, plan: LogicalPlan) -> QueryResult<SendableRecordBatchStream> {
         let run = |context: SessionContext| {
-            let frame = DataFrame::new(context.state(), plan.clone());
+            let plan = plan.clone();
             async move {
-                let mut rows = frame.execute_stream().await?;
+                let (_, mut rows, _) = begin(&context, plan).await?;
                 let first = rows.next().await.transpose()?;
                 let schema = rows.schema();
                 let rows = futures_util::stream::iter(first.map(Ok)).chain(rows);
@@ -245,18 +275,44 @@ impl Session {
         self.run(run).await
     }
 
+    /// Runs a query. One whose lost tasks cannot run again alone runs again as a whole, on the ranks that are left.
     async fn run<T, F>(&self, run: impl Fn(SessionContext) -> F) -> QueryResult<T>
     where
         F: Future<Output = QueryResult<T>>,
     {
-        match run(self.context.clone()).await {
-            Err(error) if needs_sorted_joins(&failure_of(&error)) => {
+        let mut context = self.context.clone();
+        let (mut attempts, mut are_joins_sorted) = (1, false);
+        loop {
+            let ranks = self.ranks_left();
+            let error = match run(context.clone()).await {
+                Ok(result) => return Ok(result),
+                Err(error) => error,
+            };
+            let failure = failure_of(&error);
+            if needs_sorted_joins(&failure) && !are_joins_sorted {
                 let mut state = self.context.state();
                 state.config_mut().options_mut().optimizer.prefer_hash_join = false;
-                run(SessionContext::from(state)).await
+                (context, are_joins_sorted) = (SessionContext::from(state), true);
+            } else if self.runs_again(&failure, attempts) {
+                attempts += 1;
+                self.notice_loss(ranks).await;
+            } else {
+                return Err(error);
             }
-            result => result,
         }
+    }
+
+    /// Waits until this rank knows of a loss that another one has reported: it would plan for the lost rank.
+    async fn notice_loss(&self, before: u32) {
+        let deadline = Instant::now() + MAX_NOTICE_TIME;
+        while self.ranks_left() >= before && Instant::now() < deadline {
+            tokio::time::sleep(NOTICE_PAUSE).await;
+        }
+    }
+
+    fn runs_again(&self, failure: &Failure, attempts: u32) -> bool {
+        let has_ranks = self.recovery != Recovery::Query && self.ranks_left() > 0;
+        has_ranks && failure.code == Code::RankLost && attempts < MAX_ATTEMPTS
     }
 
     /// Ends the session on all ranks. Queries under way fail with [`Code::Cancelled`]. Does nothing the second time.
@@ -282,7 +338,13 @@ fn context(
     let config = SessionConfig::new()
         .with_information_schema(true)
         .with_target_partitions(options.partitions.max(MIN_PARTITIONS));
-    let config = options.memory.configure(config);
+    let mut config = options.memory.configure(config);
+    let session = exchange.rank();
+    match options.recovery {
+        Recovery::Query => {}
+        Recovery::Tasks => Recovering::of(session).set(&mut config)?,
+        Recovery::Auto => config.set_extension(Arc::new(ByInput { session })),
+    }
     let state = SessionStateBuilder::new()
         .with_default_features()
         .with_config(config)
@@ -290,7 +352,7 @@ fn context(
         .with_query_planner(Arc::new(LocalPlanner))
         .with_physical_optimizer_rules(optimizer_rules())
         .with_distributed_planner()
-        .with_distributed_worker_resolver(Workers(exchange.workers()))
+        .with_distributed_worker_resolver(Workers(Arc::clone(exchange)))
         .with_distributed_channel_resolver(RankChannels::new(exchange))
         .with_distributed_user_codec(NodeCodec)
         .with_distributed_desired_task_count_handler(items::desired_tasks)
@@ -305,7 +367,7 @@ fn context(
         .build();
     let planner = RankPlanner {
         distributed: Arc::clone(state.query_planner()),
-        ranks: exchange.workers(),
+        exchange: Arc::clone(exchange),
     };
     let state = SessionStateBuilder::new_from_existing(state)
         .with_query_planner(Arc::new(planner))

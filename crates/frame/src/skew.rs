@@ -149,19 +149,19 @@ fn is_repeatable(plan: &LogicalPlan) -> QueryResult<bool> {
 
 /// The keys of a side that have so many rows that a rank would have too many.
 async fn heavy_keys(side: &LogicalPlan, key: &Column, session: &dyn Session, ranks: u32) -> QueryResult<Vec<Expr>> {
-    let Some(all) =
-        known_rows(&LocalPlanner.create_physical_plan(side, session).await?)?.filter(|all| *all >= MIN_ROWS)
-    else {
-        return Ok(Vec::new());
-    };
     let kind = side.schema().field_from_column(key)?.data_type();
     let is_text = matches!(kind, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
     if !kind.is_integer() && !is_text {
         return Ok(Vec::new());
     }
     let column = Expr::Column(key.clone());
-    let sampled = LogicalPlanBuilder::from(side.clone()).project([column.clone()])?;
-    let sampled = sample::sample(sampled.build()?, session).await?;
+    let keys = LogicalPlanBuilder::from(side.clone()).project([column.clone()])?;
+    let keys = keys.build()?;
+    let planned = LocalPlanner.create_physical_plan(&keys, session).await?;
+    let Some(all) = known_rows(&planned)?.filter(|all| *all >= MIN_ROWS) else {
+        return Ok(Vec::new());
+    };
+    let sampled = sample::sample(keys, planned, session).await?;
     let sample = counted(&sampled)?;
     let (seen, share) = (sample.values().sum::<usize>(), HEAVY_SHARES / f64::from(ranks));
     let is_heavy = |rows: usize, all: usize| rows as f64 >= share * all as f64;

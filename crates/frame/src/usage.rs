@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use datafusion::common::{Result as QueryResult, exec_err};
-use datafusion::execution::SendableRecordBatchStream;
+use datafusion::execution::{SendableRecordBatchStream, SessionState};
 use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion::prelude::{DataFrame, SessionContext};
@@ -13,8 +13,10 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use uuid::Uuid;
 
-use crate::exchange::{Exchange, RECEIVED_BYTES};
+use crate::exchange::{ByInput, Exchange, RECEIVED_BYTES, Recovering};
 use crate::progress::Task;
+use crate::recover::Recovery;
+use crate::source::files_of;
 
 /// Time within which ranks report what they measured, after the query's last row.
 const MAX_REPORT_TIME: Duration = Duration::from_secs(10);
@@ -32,6 +34,8 @@ pub struct Usage {
     pub exchanged_bytes: u64,
     /// Bytes that did not fit into memory, and were written to disk.
     pub spilled_bytes: u64,
+    /// What would have happened, or has, if ranks were lost; never [`Recovery::Auto`].
+    pub recovery: Recovery,
 }
 
 /// What a query took, once its tasks have reported it.
@@ -49,23 +53,48 @@ impl PendingUsage {
     }
 }
 
-/// Begins a query. Returns its plan and its rows.
+/// Begins a query. Returns its plan, its rows, and what happens when ranks are lost.
 ///
 /// # Errors
 /// If the query cannot be planned or begun.
 pub async fn begin(
     context: &SessionContext,
     plan: LogicalPlan,
-) -> QueryResult<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream)> {
-    let state = context.state();
-    let tasks = state.task_ctx();
-    let plan = DataFrame::new(state, plan).create_physical_plan().await?;
-    let rows = execute_stream(Arc::clone(&plan), tasks)?;
-    Ok((plan, rows))
+) -> QueryResult<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream, Recovery)> {
+    let mut state = context.state();
+    let plan = DataFrame::new(state.clone(), plan).create_physical_plan().await?;
+    let recovery = choose_recovery(&mut state, &plan)?;
+    let rows = execute_stream(Arc::clone(&plan), state.task_ctx())?;
+    Ok((plan, rows, recovery))
+}
+
+/// Chooses what happens to a planned query when ranks are lost, and has its tasks know it.
+///
+/// # Errors
+/// Of the library, by a defect only.
+pub fn choose_recovery(state: &mut SessionState, plan: &Arc<dyn ExecutionPlan>) -> QueryResult<Recovery> {
+    let config = state.config_mut();
+    if config.get_extension::<Recovering>().is_some() {
+        return Ok(Recovery::Tasks);
+    }
+    let Some(by_input) = config.get_extension::<ByInput>() else {
+        return Ok(Recovery::Query);
+    };
+    let bytes = files_of(plan).into_iter().map(|(_, _, bytes)| bytes);
+    let recovery = Recovery::Auto.for_input(bytes.fold(0, u64::saturating_add));
+    if recovery == Recovery::Tasks {
+        Recovering::of(by_input.session).set(config)?;
+    }
+    Ok(recovery)
 }
 
 /// Begins to wait for the reports of a plan that was executed with measures.
-pub fn usage_of(plan: Arc<dyn ExecutionPlan>, elapsed: Duration, exchange: Arc<Exchange>) -> PendingUsage {
+pub fn usage_of(
+    plan: Arc<dyn ExecutionPlan>,
+    elapsed: Duration,
+    exchange: Arc<Exchange>,
+    recovery: Recovery,
+) -> PendingUsage {
     let (sender, receiver) = watch::channel(None);
     tokio::spawn(async move {
         let query = query_of(&plan);
@@ -77,6 +106,7 @@ pub fn usage_of(plan: Arc<dyn ExecutionPlan>, elapsed: Duration, exchange: Arc<E
                 computing: computing_of(&measured),
                 exchanged_bytes,
                 spilled_bytes,
+                recovery,
             };
             // Nobody may want to know.
             let _ = sender.send(Some(usage));

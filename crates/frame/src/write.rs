@@ -8,6 +8,7 @@ mod files;
 mod manifest;
 mod node;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,13 +16,16 @@ use datafusion::arrow::array::{Array, StringArray, UInt64Array};
 use datafusion::arrow::datatypes::Schema;
 use datafusion::common::{DataFusionError, Result as QueryResult, plan_err};
 use datafusion::datasource::listing::ListingTableUrl;
+use datafusion::physical_plan::common::collect;
 use datafusion::prelude::{DataFrame, SessionContext};
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use uuid::Uuid;
 
+use crate::exchange::{ByInput, Recovering};
 use crate::operation::applied;
+use crate::usage::begin;
 pub use encoder::{Encoder, Format};
 pub use files::{NULL_VALUE, prefix_of};
 pub use manifest::{FileEntry, MANIFEST, Manifest, PartitionColumn};
@@ -84,11 +88,16 @@ pub async fn write(context: &SessionContext, frame: DataFrame, output: &Output) 
             // Tasks of other ranks may end a file before they hear of the failure.
             for pause in REMOVE_AFTER {
                 tokio::time::sleep(pause).await;
-                remove_run(store.as_ref(), &url, &target.run).await;
+                remove_run(store.as_ref(), &url, &target.run, &[]).await;
             }
             return Err(error);
         }
     };
+    let config = context.copied_config();
+    if config.get_extension::<Recovering>().is_some() || config.get_extension::<ByInput>().is_some() {
+        // Runs of tasks that were lost have left theirs.
+        remove_run(store.as_ref(), &url, &target.run, &files).await;
+    }
     let manifest = Manifest {
         run: target.run,
         format: output.format,
@@ -125,7 +134,8 @@ pub async fn read_manifest(context: &SessionContext, directory: &str) -> QueryRe
 
 async fn written(context: &SessionContext, frame: DataFrame, target: Target) -> QueryResult<Vec<FileEntry>> {
     let plan = applied(target, frame.into_unoptimized_plan())?;
-    let batches = DataFrame::new(context.state(), plan).collect().await?;
+    let (_, rows, _) = begin(context, plan).await?;
+    let batches = collect(rows).await?;
     let mut files = Vec::new();
     for batch in &batches {
         let column = |index: usize| batch.column(index).as_any();
@@ -174,14 +184,15 @@ async fn without_rows(
     })
 }
 
-/// Removes the files of a failed run. What cannot be removed is without a manifest, and so is never read.
-async fn remove_run(store: &dyn ObjectStore, url: &ListingTableUrl, run: &str) {
+/// Removes the files of a run, but for these. What cannot be removed is in no manifest, and so is never read.
+async fn remove_run(store: &dyn ObjectStore, url: &ListingTableUrl, run: &str, but: &[FileEntry]) {
+    let kept: HashSet<&str> = but.iter().filter_map(|file| file.path.rsplit('/').next()).collect();
     let listed = store.list(Some(url.prefix()));
     let ours = listed.try_filter(|file| {
         let is_ours = file
             .location
             .filename()
-            .is_some_and(|name| name.starts_with(&prefix_of(run)));
+            .is_some_and(|name| name.starts_with(&prefix_of(run)) && !kept.contains(name));
         std::future::ready(is_ours)
     });
     let paths: Vec<_> = ours

@@ -23,7 +23,7 @@ from dayfly_frames._rank import serve
 from dayfly_frames._session import Session
 
 T = TypeVar("T")
-Recover = Literal["query", "none"]
+Recover = Literal["auto", "query", "tasks", "none"]
 StorageOptions = Mapping[str, str] | Literal["env"] | None
 
 #: Seconds that ranks have to return after the session has closed.
@@ -71,8 +71,11 @@ class Ranks:
             dayfly.Error: if the workers cannot be leased, or a rank does not start.
         """
         gang = self._client.gang(self._ranks, placement=self._placement, **(self._lease | lease))
+        left = contextlib.ExitStack()
         try:
             group = invitation_to(self._client, self._ranks + 1) | {"spin_us": SPIN_US} | self._channel
+            # A rank may leave something in the store before the last one has joined.
+            left.enter_context(store_cleanup(group))
             invitations = [json.dumps(group | {"rank": rank}) for rank in range(self._ranks + 1)]
             memory = [held.grant["memory_bytes"] // held.workers for held in gang.leases for _ in range(held.workers)]
             serving = [
@@ -82,9 +85,9 @@ class Ranks:
             joined = _joined(lambda: join(invitations[-1]), serving)
         except BaseException:
             gang.shutdown(wait=False, cancel_futures=True)
+            left.close()
             raise
-        self._gang, self._serving = gang, serving
-        self._left.enter_context(store_cleanup(group))
+        self._gang, self._serving, self._left = gang, serving, left
         return joined
 
     def join_again(self, join: Callable[[str], T]) -> T:
@@ -142,14 +145,16 @@ def open_session(
     """
     if ranks < 1:
         raise ValueError(f"ranks={ranks}: ask for at least one")
-    if recover not in ("query", "none"):
-        raise ValueError(f'recover={recover!r}: it is "query" or "none"')
+    if recover not in ("auto", "query", "tasks", "none"):
+        raise ValueError(f'recover={recover!r}: it is "auto", "query", "tasks" or "none"')
     if partition_bytes < 1:
         raise ValueError(f"partition_bytes={partition_bytes}: a partition has at least one byte")
     stores = store_options(storage_options)
     workers = Ranks(client, ranks, placement, lease, stores, store=store, channel=channel)
     partitions = workers.partitions
-    native = workers.join(lambda invitation: _frames.Session.join(invitation, partitions, partition_bytes, stores))
+    native = workers.join(
+        lambda invitation: _frames.Session.join(invitation, partitions, partition_bytes, stores, recover)
+    )
     renewing = threading.Lock()
 
     def renew(generation: int) -> None:
@@ -163,7 +168,8 @@ def open_session(
         with renewing:
             workers.end()
 
-    if recover == "query":
+    # With "tasks" and "auto", queries come here only if no rank is left, or they have failed on those that are left.
+    if recover != "none":
         native.on_loss(renew)
     session = Session(native, end)
     if progress:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 
+from dayfly._groups.storage import environment_variables
+
 from dayfly_frames import _frames
 
 #: Options of the C library's ``mallopt``: memory above which free space is returned, size of a piece that is returned
@@ -17,18 +19,18 @@ KEPT_BYTES, RETURNED_BYTES, ARENAS = 1 << 20, 256 << 10, 2
 
 def serve(invitation: str, memory_bytes: int, stores: dict[str, str], variables: dict[str, str]) -> None:
     """Executes tasks of a session until it closes. The variables name the account of a store between the ranks."""
-    os.environ.update(variables)
     if 0 < memory_bytes < SMALL_BYTES:
         return_memory()
     directory, spill_bytes = spill_of_node()
-    _frames.serve(
-        invitation,
-        len(os.sched_getaffinity(0)),
-        memory_bytes or None,
-        directory,
-        spill_bytes,
-        stores,
-    )
+    with environment_variables(variables):
+        _frames.serve(
+            invitation,
+            len(os.sched_getaffinity(0)),
+            memory_bytes or None,
+            directory,
+            spill_bytes,
+            stores,
+        )
 
 
 def return_memory() -> None:

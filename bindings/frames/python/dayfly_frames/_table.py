@@ -32,6 +32,10 @@ class Usage(NamedTuple):
     exchanged_bytes: int
     #: Bytes that did not fit into the ranks' memory, and went to disk.
     spilled_bytes: int
+    #: ``tasks`` if lost tasks would have run again, and ``query`` otherwise.
+    recovery: str
+    #: Runs of tasks that were lost with their ranks, or had read such a run, so that these tasks ran again.
+    lost_runs: int
     #: What the tasks of each rank have done. Ranks that have done much more than others have more of the rows.
     ranks: dict[int, Work]
 
@@ -77,8 +81,9 @@ class Table:
         found = self._native.usage()
         if found is None:
             return None
-        seconds, tasks, core_seconds, exchanged_bytes, spilled_bytes = found
-        return Usage(seconds, len(tasks), core_seconds, exchanged_bytes, spilled_bytes, by_rank(tasks))
+        seconds, tasks, core_seconds, exchanged_bytes, spilled_bytes, recovery, lost_runs = found
+        work = by_rank(tasks)
+        return Usage(seconds, len(tasks), core_seconds, exchanged_bytes, spilled_bytes, recovery, lost_runs, work)
 
     def to_pyarrow(self) -> pa.Table:
         """Returns a PyArrow table. Needs ``pyarrow``."""

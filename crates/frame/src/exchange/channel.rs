@@ -12,8 +12,9 @@ use datafusion::execution::TaskContext;
 use datafusion::physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder};
 use datafusion_distributed::{
     ChannelResolver, CoordinatorToWorkerMsg, DistributedConfig, ExecuteTaskRequest, GetWorkerInfoRequest,
-    GetWorkerInfoResponse, SetPlanRequest, WorkerChannel, WorkerToCoordinatorMsg,
+    GetWorkerInfoResponse, MaybeEncoded, SetPlanRequest, WorkerChannel, WorkerToCoordinatorMsg,
 };
+use dayfly_comm::post::PostError;
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
 use http::HeaderMap;
@@ -22,13 +23,17 @@ use url::Url;
 use super::batches;
 use super::error::ExchangeError;
 use super::measures::Measures;
-use super::requests::{Execute, Plan, Report, Request, Unit, encoded};
+use super::reader::Reader;
+use super::requests::{Execute, Key, Plan, Report, Request, Unit, encoded};
 use super::server::Kind;
-use super::{Exchange, REQUESTS, lost_rank, rank_of};
+use super::{Exchange, REQUESTS, Recovering, rank_of};
 use crate::kept::FrameId;
 
 /// Name of the bytes that an exchange receives, among the measures of its node.
 pub const RECEIVED_BYTES: &str = "received_bytes";
+
+/// The address of every task that keeps its output.
+const KEPT_ADDRESS: &str = "kept://output/";
 
 /// Channels to the ranks of an exchange.
 pub struct RankChannels(Arc<Exchange>);
@@ -45,15 +50,12 @@ impl ChannelResolver for RankChannels {
     async fn get_worker_client_for_url(&self, url: &Url) -> Result<Box<dyn WorkerChannel>> {
         let rank = rank_of(url).filter(|rank| *rank < self.0.size());
         let rank = rank.ok_or_else(|| ExchangeError::Address(url.to_string()))?;
-        Ok(Box::new(RankChannel {
-            exchange: Arc::clone(&self.0),
-            rank,
-        }))
+        Ok(Box::new(RankChannel::new(&self.0, rank)))
     }
 }
 
 /// A channel to one rank.
-struct RankChannel {
+pub struct RankChannel {
     exchange: Arc<Exchange>,
     rank: u32,
 }
@@ -69,28 +71,33 @@ impl WorkerChannel for RankChannel {
         context: &Arc<TaskContext>,
     ) -> Result<BoxStream<'static, Result<WorkerToCoordinatorMsg>>> {
         let lane = Lane::new(&self.exchange, self.rank, 1).remove(0);
-        let number = lane.number;
         let key = request.task_key;
-        let plan = Plan::of(&headers, request, context)?;
-        self.ask(&Request::Plan { lane: number, plan })?;
+        let recovering = context.session_config().get_extension::<Recovering>();
+        let stage = match (&recovering, &request.plan) {
+            (Some(_), MaybeEncoded::Decoded(stage)) => Some(Arc::clone(stage)),
+            _ => None,
+        };
+        let mut plan = Plan::of(&headers, request, context)?;
+        if stage.is_some() {
+            // No rank's own: a rank would read the outputs of its own tasks past the exchange, and not keep them.
+            plan.address = KEPT_ADDRESS.into();
+        }
+        self.ask(&Request::Plan {
+            lane: lane.number,
+            plan: plan.clone(),
+        })?;
         self.exchange.queries().begin(key, self.rank);
-        let (exchange, rank) = (Arc::clone(&self.exchange), self.rank);
+        let reports = self.exchange.recoveries().begin(plan, self.rank, lane.number, stage);
+        let exchange = Arc::clone(&self.exchange);
         tokio::spawn(async move {
-            let ask = |request: &Request| exchange.send(rank, REQUESTS, vec![encoded(request)]).map(drop);
             while let Some(message) = units.next().await {
-                let asked = ask(&match message {
-                    CoordinatorToWorkerMsg::WorkUnitBatch(batch) => Request::Units {
-                        lane: number,
-                        units: Unit::all_of(batch),
-                    },
-                    CoordinatorToWorkerMsg::WorkUnitEos => Request::EndOfUnits { lane: number },
-                });
-                if asked.is_err() {
-                    // The response's stream reports it.
-                    break;
-                }
+                let message = match message {
+                    CoordinatorToWorkerMsg::WorkUnitBatch(batch) => Some(Unit::all_of(batch)),
+                    CoordinatorToWorkerMsg::WorkUnitEos => None,
+                };
+                exchange.recoveries().add_units(&exchange, Key::of(key), message);
             }
-            let _ = ask(&Request::EndOfPlan { lane: number });
+            exchange.recoveries().end(&exchange, Key::of(key));
             exchange.queries().forget_plan(key);
         });
         let is_measured = DistributedConfig::from_config_options(context.session_config().options())?.collect_metrics;
@@ -98,7 +105,7 @@ impl WorkerChannel for RankChannel {
         let missing = Arc::new(AtomicBool::new(is_measured));
         let is_missing = Arc::clone(&missing);
         let exchange = Arc::clone(&self.exchange);
-        let reports = lane.into_stream(move |parts| {
+        let reports = reports.stream(lane, move |parts| {
             let report: Report =
                 rmp_serde::from_slice(parts.first().map_or(&[][..], |part| part)).map_err(|error| error.to_string())?;
             Ok(match report {
@@ -109,6 +116,7 @@ impl WorkerChannel for RankChannel {
                     exchange.queries().end(key, measures.work());
                     WorkerToCoordinatorMsg::TaskMetrics(measures.decoded())
                 }
+                Report::Place(_) => return Err("the place of a task, as its report".into()),
             })
         });
         let last = stream::once(async move {
@@ -132,10 +140,21 @@ impl WorkerChannel for RankChannel {
         if count == 0 {
             return Ok(Vec::new());
         }
+        let received = MetricBuilder::new(&metrics).global_counter(RECEIVED_BYTES);
+        if let Some(recovering) = context.session_config().get_extension::<Recovering>() {
+            let reader = Reader {
+                exchange: Arc::clone(&self.exchange),
+                recovering,
+                environment: context.runtime_env(),
+                execute,
+                rank: self.rank,
+                received,
+            };
+            return Ok(reader.into_partitions(count));
+        }
         let lanes = Lane::new(&self.exchange, self.rank, count);
         let lane = lanes[0].number;
         self.ask(&Request::Execute { lane, execute })?;
-        let received = MetricBuilder::new(&metrics).global_counter(RECEIVED_BYTES);
         let batches = lanes.into_iter().map(|mut lane| {
             lane.received = received.clone();
             lane.into_batches()
@@ -151,7 +170,14 @@ impl WorkerChannel for RankChannel {
 }
 
 impl RankChannel {
-    fn ask(&self, request: &Request) -> Result<()> {
+    pub fn new(exchange: &Arc<Exchange>, rank: u32) -> Self {
+        Self {
+            exchange: Arc::clone(exchange),
+            rank,
+        }
+    }
+
+    pub fn ask(&self, request: &Request) -> Result<()> {
         let sent = self.exchange.send(self.rank, REQUESTS, vec![encoded(request)]);
         sent.map(drop).map_err(|error| ExchangeError::from(error).into())
     }
@@ -164,10 +190,7 @@ pub fn kept_rows(
     id: FrameId,
     number: u32,
 ) -> BoxStream<'static, Result<RecordBatch>> {
-    let channel = RankChannel {
-        exchange: Arc::clone(exchange),
-        rank,
-    };
+    let channel = RankChannel::new(exchange, rank);
     let lane = Lane::new(exchange, rank, 1).remove(0);
     let lane_number = lane.number;
     let asked = channel.ask(&Request::Kept {
@@ -182,7 +205,7 @@ pub fn kept_rows(
 }
 
 /// One of the lanes of a request. Dropped before its end, it cancels what it brings.
-struct Lane {
+pub struct Lane {
     exchange: Arc<Exchange>,
     rank: u32,
     number: u32,
@@ -192,7 +215,7 @@ struct Lane {
 }
 
 impl Lane {
-    fn new(exchange: &Arc<Exchange>, rank: u32, count: u32) -> Vec<Self> {
+    pub fn new(exchange: &Arc<Exchange>, rank: u32, count: u32) -> Vec<Self> {
         let first = exchange.lanes(count);
         let lanes = (first..first + count).map(|number| Self {
             exchange: Arc::clone(exchange),
@@ -204,8 +227,17 @@ impl Lane {
         lanes.collect()
     }
 
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The rank whose messages it takes.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
     /// The next message; `None` after the last one.
-    async fn next(&mut self) -> Result<Option<(Kind, Vec<Bytes>)>, ExchangeError> {
+    pub async fn next(&mut self) -> Result<Option<(Kind, Vec<Bytes>)>, ExchangeError> {
         let rank = self.rank;
         let violation = |what: &str| ExchangeError::Violation {
             rank,
@@ -214,7 +246,15 @@ impl Lane {
         loop {
             let message = match self.exchange.post.next(self.number, None).await {
                 Ok(message) => message,
-                Err(error) if lost_rank(&error).is_some_and(|lost| lost != self.rank) => continue,
+                Err(PostError::PeerLost { rank: lost, reason }) => {
+                    // Before the next query, or the next run of this one, is planned.
+                    self.exchange.recoveries().lose(lost, &reason);
+                    if lost != rank {
+                        continue;
+                    }
+                    self.has_ended = true;
+                    return Err(PostError::PeerLost { rank, reason }.into());
+                }
                 Err(error) => {
                     self.has_ended = true;
                     return Err(error.into());
@@ -246,7 +286,7 @@ impl Lane {
     }
 
     /// Reads each message.
-    fn into_stream<T: Send + 'static>(
+    pub fn into_stream<T: Send + 'static>(
         self,
         read: impl Fn(Vec<Bytes>) -> Result<T, String> + Send + Sync + 'static,
     ) -> BoxStream<'static, Result<T>> {
@@ -270,7 +310,10 @@ impl Lane {
         let messages = stream::unfold((Some(self), None), |(lane, schema)| async move {
             let mut lane = lane?;
             let (batches, schema) = match lane.next_batches(schema).await {
-                Ok(Some(found)) => found,
+                Ok(Some((batches, schema, bytes))) => {
+                    lane.received.add(bytes);
+                    (batches, schema)
+                }
                 Ok(None) => return None,
                 Err(error) => return Some((vec![Err(error.into())], (None, None))),
             };
@@ -279,11 +322,11 @@ impl Lane {
         messages.flat_map(stream::iter).boxed()
     }
 
-    /// The batches of the next message that has some, and their schema; `None` after the last one.
-    async fn next_batches(
+    /// The batches of the next message that has some, their schema, and their bytes; `None` after the last one.
+    pub async fn next_batches(
         &mut self,
         mut schema: Option<SchemaRef>,
-    ) -> Result<Option<(Vec<RecordBatch>, SchemaRef)>, ExchangeError> {
+    ) -> Result<Option<(Vec<RecordBatch>, SchemaRef, usize)>, ExchangeError> {
         let rank = self.rank;
         let violation = |what: String| ExchangeError::Violation { rank, what };
         loop {
@@ -295,9 +338,8 @@ impl Lane {
                 continue;
             }
             let known = schema.ok_or_else(|| violation("a batch before its schema".into()))?;
-            self.received.add(parts.iter().map(Bytes::len).sum());
             let found = batches::from_parts(&parts, &known).map_err(|error| violation(error.to_string()))?;
-            return Ok(Some((found, known)));
+            return Ok(Some((found, known, parts.iter().map(Bytes::len).sum())));
         }
     }
 }

@@ -15,6 +15,10 @@ use uuid::Uuid;
 
 use super::measures::Measures;
 use crate::kept::FrameId;
+use crate::recover::Place;
+
+/// Where a key of a run has its number, in that of the stage.
+const ATTEMPT_SHIFT: u32 = 32;
 
 /// A request to a rank. `lane` and the lanes after it are those of its sender.
 #[derive(Debug, Serialize, Deserialize)]
@@ -25,10 +29,19 @@ pub enum Request {
     Units { lane: u32, units: Vec<Unit> },
     /// No further units of work.
     EndOfUnits { lane: u32 },
+    /// Another run of the plan's task has begun: nobody may read this one any more.
+    Supersede { lane: u32 },
     /// The query has ended.
     EndOfPlan { lane: u32 },
     /// Executes partitions of a task, the first of them on `lane`.
     Execute { lane: u32, execute: Execute },
+    /// Of a reader, to the rank of the session: this run of a task is lost. Response: a [`Report::Place`].
+    Moved {
+        lane: u32,
+        key: Key,
+        seen: Place,
+        cause: String,
+    },
     /// Sends kept rows.
     Kept { lane: u32, id: FrameId, number: u32 },
     /// Nobody reads a kept frame any more.
@@ -37,25 +50,27 @@ pub enum Request {
     Cancel { lane: u32 },
 }
 
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Key {
     query: [u8; 16],
     stage: u64,
     task: u64,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Plan {
     pub headers: Vec<(String, Vec<u8>)>,
-    key: Key,
+    pub key: Key,
+    /// The number of its run, from 0.
+    pub attempt: u32,
     task_count: u64,
     plan: Vec<u8>,
     feeds: Vec<([u8; 16], u64)>,
-    address: String,
+    pub address: String,
     query_start_ns: u64,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Unit {
     feed: [u8; 16],
     partition: u64,
@@ -64,20 +79,22 @@ pub struct Unit {
     sent_ns: u64,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Execute {
-    key: Key,
+    pub key: Key,
     pub from: u64,
     pub to: u64,
     head: Head,
+    /// The run of the task whose kept output is read; `None` for rows as they are made, of a task without a second run.
+    pub attempt: Option<u32>,
 }
 
 /// What stands above the task's own plan.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 enum Head {
     None,
     Broadcast { partitions: u64 },
-    Repartition { partitioning: Vec<u8> },
+    Repartition { partitioning: Vec<u8>, partitions: u64 },
 }
 
 /// What a task reports to the rank that planned it.
@@ -86,6 +103,8 @@ pub enum Report {
     Load(Load),
     EndOfLoad,
     Measured(Measures),
+    /// Where a task's output is.
+    Place(Place),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -105,7 +124,7 @@ pub fn encoded(message: &impl Serialize) -> Bytes {
 }
 
 impl Key {
-    fn of(key: TaskKey) -> Self {
+    pub fn of(key: TaskKey) -> Self {
         Self {
             query: *key.query_id.as_bytes(),
             stage: key.stage_id as u64,
@@ -113,11 +132,32 @@ impl Key {
         }
     }
 
-    fn decoded(self) -> TaskKey {
+    pub fn decoded(self) -> TaskKey {
         TaskKey {
             query_id: Uuid::from_bytes(self.query),
             stage_id: self.stage as usize,
             task_number: self.task as usize,
+        }
+    }
+
+    pub fn query(self) -> [u8; 16] {
+        self.query
+    }
+
+    /// The key of another task of the query.
+    pub fn of_task(self, stage: usize, task: usize) -> Self {
+        Self {
+            stage: stage as u64,
+            task: task as u64,
+            ..self
+        }
+    }
+
+    /// The key of a run. A worker takes a key once only.
+    pub fn of_run(self, attempt: u32) -> Self {
+        Self {
+            stage: self.stage | u64::from(attempt) << ATTEMPT_SHIFT,
+            ..self
         }
     }
 }
@@ -132,6 +172,7 @@ impl Plan {
                 .map(|(name, value)| (name.to_string(), value.as_bytes().to_vec()))
                 .collect(),
             key: Key::of(request.task_key),
+            attempt: 0,
             task_count: request.task_count as u64,
             plan: request.plan.encode(context)?,
             feeds: feeds
@@ -155,7 +196,7 @@ impl Plan {
             partitions: partitions as usize,
         });
         let request = SetPlanRequest {
-            task_key: self.key.decoded(),
+            task_key: self.key.of_run(self.attempt).decoded(),
             task_count: self.task_count as usize,
             plan: MaybeEncoded::Encoded(self.plan),
             work_unit_feed_declarations: feeds.collect(),
@@ -179,9 +220,14 @@ impl Execute {
                     partitions: output_partitions as u64,
                 },
                 ProducerHead::RepartitionExec { partitioning } => Head::Repartition {
+                    partitions: match &partitioning {
+                        MaybeEncoded::Decoded(partitioning) => partitioning.partition_count() as u64,
+                        MaybeEncoded::Encoded(_) => 0,
+                    },
                     partitioning: partitioning.encode(context)?,
                 },
             },
+            attempt: None,
         })
     }
 
@@ -199,6 +245,20 @@ impl Execute {
         }
     }
 
+    /// The request for all partitions of the task that differ. Each reader of a broadcast has the same ones.
+    pub fn whole(&self) -> Self {
+        let to = match &self.head {
+            Head::None => self.to,
+            Head::Broadcast { .. } => self.to.saturating_sub(self.from),
+            Head::Repartition { partitions, .. } => (*partitions).max(self.to),
+        };
+        Self {
+            from: 0,
+            to,
+            ..self.clone()
+        }
+    }
+
     /// Number of partitions.
     pub fn count(&self) -> Option<u32> {
         u32::try_from(self.to.checked_sub(self.from)?).ok()
@@ -207,7 +267,7 @@ impl Execute {
     /// The request to execute a task.
     pub fn decoded(self) -> ExecuteTaskRequest {
         ExecuteTaskRequest {
-            task_key: self.key.decoded(),
+            task_key: self.key.of_run(self.attempt.unwrap_or(0)).decoded(),
             target_partition_start: self.from as usize,
             target_partition_end: self.to as usize,
             producer_head: match self.head {
@@ -215,7 +275,7 @@ impl Execute {
                 Head::Broadcast { partitions } => ProducerHead::BroadcastExec {
                     output_partitions: partitions as usize,
                 },
-                Head::Repartition { partitioning } => ProducerHead::RepartitionExec {
+                Head::Repartition { partitioning, .. } => ProducerHead::RepartitionExec {
                     partitioning: MaybeEncoded::Encoded(partitioning),
                 },
             },

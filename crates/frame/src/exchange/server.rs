@@ -9,6 +9,7 @@ use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::Schema;
 use datafusion::common::{DataFusionError, Result};
 use datafusion::execution::SendableRecordBatchStream;
+use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion_distributed::{CoordinatorToWorkerMsg, Worker, WorkerToCoordinatorMsg};
 use dayfly_comm::post::{Delivery, Message, PostError};
@@ -19,7 +20,8 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::error::ExchangeError;
 use super::measures::Measures;
-use super::requests::{Execute, Load, Plan, Report, Request, Unit, encoded};
+use super::outputs::Outputs;
+use super::requests::{Execute, Key, Load, Plan, Report, Request, Unit, encoded};
 use super::{Exchange, REQUESTS, batches, lost_rank};
 use crate::error::failure_of;
 use crate::kept::Store;
@@ -51,7 +53,7 @@ impl Kind {
         }
     }
 
-    fn part(self) -> Bytes {
+    pub fn part(self) -> Bytes {
         const NUMBERS: [[u8; 1]; 5] = [[0], [1], [2], [3], [4]];
         Bytes::from_static(&NUMBERS[self as usize])
     }
@@ -83,6 +85,7 @@ pub async fn serve(
     exchange: Arc<Exchange>,
     worker: Worker,
     memory: Arc<Memory>,
+    environment: Arc<RuntimeEnv>,
     kept: Arc<Store>,
     session: u32,
 ) -> Result<(), ExchangeError> {
@@ -90,7 +93,9 @@ pub async fn serve(
         exchange,
         worker,
         memory,
+        environment,
         kept,
+        outputs: Outputs::default(),
         running: JoinSet::new(),
         aborts: HashMap::new(),
         feeds: HashMap::new(),
@@ -115,11 +120,13 @@ struct Server {
     exchange: Arc<Exchange>,
     worker: Worker,
     memory: Arc<Memory>,
+    environment: Arc<RuntimeEnv>,
     kept: Arc<Store>,
+    outputs: Outputs,
     running: JoinSet<()>,
     aborts: HashMap<Place, AbortHandle>,
-    /// Where further units of work for a plan go.
-    feeds: HashMap<Place, UnboundedSender<CoordinatorToWorkerMsg>>,
+    /// The run of a plan, and where further units of work for it go.
+    feeds: HashMap<Place, (Key, UnboundedSender<CoordinatorToWorkerMsg>)>,
 }
 
 impl Server {
@@ -134,22 +141,30 @@ impl Server {
         match request {
             Request::Plan { lane, plan } => {
                 let (sender, feed) = unbounded_channel();
-                self.feeds.insert((from, lane), sender);
+                self.feeds.insert((from, lane), (plan.key.of_run(plan.attempt), sender));
                 let responses = self.responses(from, lane);
                 let task = keep(responses, self.worker.clone(), plan, feed);
                 let _ = self.running.spawn(task);
             }
             Request::Units { lane, units } => {
-                if let Some(feed) = self.feeds.get(&(from, lane)) {
+                if let Some((_, feed)) = self.feeds.get(&(from, lane)) {
                     let _ = feed.send(CoordinatorToWorkerMsg::WorkUnitBatch(Unit::batch_of(units)));
                 }
             }
             Request::EndOfUnits { lane } => {
-                if let Some(feed) = self.feeds.get(&(from, lane)) {
+                if let Some((_, feed)) = self.feeds.get(&(from, lane)) {
                     let _ = feed.send(CoordinatorToWorkerMsg::WorkUnitEos);
                 }
             }
+            Request::Supersede { lane } => {
+                if let Some((run, _)) = self.feeds.get(&(from, lane)) {
+                    self.outputs.supersede(*run, &mut self.running);
+                }
+            }
             Request::EndOfPlan { lane } => self.end_plan((from, lane)),
+            Request::Execute { lane, execute } if execute.attempt.is_some() => {
+                self.execute_kept((from, lane), &execute)
+            }
             Request::Execute { lane, execute } => {
                 let count = execute.count().unwrap_or(0);
                 let Some(end) = lane.checked_add(count) else { return };
@@ -176,6 +191,8 @@ impl Server {
                 self.aborts.insert((from, lane), abort);
             }
             Request::Forget { id } => self.kept.forget(id),
+            // Only the session has the plans of lost tasks.
+            Request::Moved { .. } => {}
             Request::Cancel { lane } => {
                 self.end_plan((from, lane));
                 if let Some(abort) = self.aborts.remove(&(from, lane)) {
@@ -185,9 +202,27 @@ impl Server {
         }
     }
 
+    /// Sends partitions of a task once all of them are complete. The first reader has it run.
+    fn execute_kept(&mut self, (from, lane): Place, execute: &Execute) {
+        let (count, attempt) = (execute.count().unwrap_or(0), execute.attempt.unwrap_or(0));
+        let Some(end) = lane.checked_add(count) else { return };
+        for (lane, number) in (lane..end).zip(execute.from..) {
+            let run = execute.key.of_run(attempt);
+            let output = self
+                .outputs
+                .of(run, execute, &self.worker, &self.environment, &mut self.running);
+            let responses = self.responses(from, lane);
+            let abort = self
+                .running
+                .spawn(async move { responses.send_all(output.partition(number).await).await });
+            self.aborts.insert((from, lane), abort);
+        }
+    }
+
     /// Has the worker forget a plan, whose query has ended.
     fn end_plan(&mut self, place: Place) {
-        if self.feeds.remove(&place).is_some() {
+        if let Some((run, _)) = self.feeds.remove(&place) {
+            self.outputs.forget(run);
             let _ = self.running.spawn(let_go(self.worker.clone()));
         }
     }
@@ -212,6 +247,8 @@ impl Server {
 
     fn clean(&mut self) {
         self.aborts.retain(|_, abort| !abort.is_finished());
+        let feeds = &self.feeds;
+        self.outputs.clean(|run| feeds.values().any(|(known, _)| *known == run));
     }
 }
 

@@ -18,11 +18,13 @@ use datafusion_distributed::{
     DesiredTaskCountEvent, DesiredTaskCountEventResponse, DistributedLeafExec, NetworkBoundaryExt, RouteTasksEvent,
     RouteTasksEventResponse, ScaleUpLeafNodeEvent, ScaleUpLeafNodeEventResponse,
 };
+use dayfly_protocol::error::{Code, Failure};
 use futures_util::stream::{self, BoxStream};
 use futures_util::{StreamExt, TryStreamExt};
 
 use super::{FrameId, Kept, Part, Store};
-use crate::exchange::{address_of, kept_rows};
+use crate::error::failure_of;
+use crate::exchange::{Recovering, address_of, kept_rows};
 
 /// As many tasks as ranks that have rows.
 pub fn desired_tasks(event: DesiredTaskCountEvent<'_>) -> Option<QueryResult<DesiredTaskCountEventResponse>> {
@@ -206,6 +208,8 @@ impl ExecutionPlan for KeptExec {
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> QueryResult<SendableRecordBatchStream> {
         let store = context.session_config().get_extension::<Store>();
         let store = store.ok_or_else(|| exec_datafusion_err!("frames are kept by ranks, not by this process"))?;
+        // Nothing brings kept rows of a lost rank back, so their tasks must not run again for them.
+        let is_recovering = context.session_config().get_extension::<Recovering>().is_some();
         let partitions = self.rows.partitions.max(1);
         let own: Vec<_> = self
             .rows
@@ -218,7 +222,11 @@ impl ExecutionPlan for KeptExec {
         let id = self.rows.id;
         let batches = stream::iter(own).map(move |part| -> BoxStream<'static, QueryResult<_>> {
             if part.rank != store.rank() {
-                return kept_rows(store.exchange(), part.rank, id, part.number);
+                let rows = kept_rows(store.exchange(), part.rank, id, part.number);
+                return match is_recovering {
+                    true => rows.map_err(move |error| lost(error, part.rank)).boxed(),
+                    false => rows,
+                };
             }
             match store.get(id, part.number) {
                 Ok(batches) => stream::iter(batches).map(Ok).boxed(),
@@ -236,5 +244,16 @@ impl ExecutionPlan for KeptExec {
             std::future::ready(read)
         });
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), rows)))
+    }
+}
+
+/// The loss of kept rows with their rank.
+fn lost(error: DataFusionError, rank: u32) -> DataFusionError {
+    match failure_of(&error) {
+        failure if failure.code == Code::RankLost => {
+            let message = format!("rank {rank} had rows of a kept frame, and is lost; persist the frame again");
+            DataFusionError::External(Failure::new(Code::StateLost, message).into())
+        }
+        _ => error,
     }
 }

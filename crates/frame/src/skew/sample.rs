@@ -10,11 +10,10 @@ use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::datasource::listing::PartitionedFile;
 use datafusion::datasource::physical_plan::{FileGroup, FileScanConfig};
 use datafusion::datasource::source::DataSourceExec;
-use datafusion::execution::context::QueryPlanner;
 use datafusion::logical_expr::{LogicalPlan, LogicalPlanBuilder};
 use datafusion::physical_plan::{ExecutionPlan, collect};
 
-use crate::plan::{LocalPlanner, on_one_rank};
+use crate::plan::on_one_rank;
 use crate::source::scan_of;
 
 /// Rows of a sample.
@@ -22,9 +21,12 @@ const SAMPLE_ROWS: usize = 16_384;
 /// Places of files from which a sample has rows: a heavy key need not be everywhere.
 const PLACES: usize = 8;
 
-/// Some rows of a plan, or all if it has few.
-pub async fn sample(plan: LogicalPlan, session: &dyn Session) -> QueryResult<Vec<RecordBatch>> {
-    let local = LocalPlanner.create_physical_plan(&plan, session).await?;
+/// Some rows of a plan, or all if it has few. `local` is the plan for one process.
+pub async fn sample(
+    plan: LogicalPlan,
+    local: Arc<dyn ExecutionPlan>,
+    session: &dyn Session,
+) -> QueryResult<Vec<RecordBatch>> {
     let local = local.transform_up(|node| {
         Ok(match scan_of(&node).and_then(places_of) {
             Some(scan) => Transformed::yes(DataSourceExec::from_data_source(scan) as Arc<dyn ExecutionPlan>),

@@ -22,6 +22,7 @@ use futures_util::TryStreamExt;
 
 use super::Target;
 use super::files::{Files, Place, prefix_of};
+use crate::exchange::Recovering;
 use crate::operation::{Operation, only_input};
 
 /// The columns that ranks report: files below the directory, their rows, and their bytes.
@@ -140,7 +141,14 @@ impl ExecutionPlan for WriteExec {
         let task = DistributedTaskContext::from_ctx(&context).task_index;
         let url = ListingTableUrl::parse(&self.target.output.directory)?;
         let store = context.runtime_env().object_store(url.object_store())?;
-        let name = format!("{}{task}-{partition}-", prefix_of(&self.target.run));
+        let recovering = context.session_config().get_extension::<Recovering>();
+        // A rank that only seems to be lost may go on writing.
+        let attempt = recovering.map_or(0, |recovering| recovering.attempt);
+        let attempt = match attempt {
+            0 => String::new(),
+            _ => format!("r{attempt}-"),
+        };
+        let name = format!("{}{attempt}{task}-{partition}-", prefix_of(&self.target.run));
         let memory = MemoryConsumer::new("WriteExec").register(context.memory_pool());
         let schema = self.input.schema();
         let place = Place {

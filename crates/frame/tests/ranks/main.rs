@@ -8,6 +8,7 @@ mod checked;
 mod members;
 mod memory;
 mod queries;
+mod recovery;
 mod tpch;
 mod writing;
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from dayfly import Client
 
-from dayfly_frames._bench import data, joins, memory, sessions, skew, tpch, transfers
+from dayfly_frames._bench import data, joins, losses, memory, sessions, skew, tpch, transfers
 from dayfly_frames._bench.engines import has
 from dayfly_frames._bench.joins import Place
 from dayfly_frames._bench.rows import WrongAnswerError, note
@@ -31,6 +31,7 @@ MEASUREMENTS: dict[str, Measure] = {
     "cancel": sessions.cancel,
     "result-1gib": transfers.result_1gib,
     "exchange-shm": transfers.exchange_shm,
+    "killed-rank": losses.killed_rank,
     "beyond-memory": memory.beyond_memory,
 }
 #: Those that are measured only if they are named.

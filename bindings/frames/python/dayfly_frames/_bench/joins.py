@@ -16,6 +16,7 @@ from dayfly_frames._bench.cores import pin, pinned, rank_processes
 from dayfly_frames._bench.engines import JOIN, numbers
 from dayfly_frames._bench.rows import Run, WrongAnswerError, in_turns, others, row
 from dayfly_frames._bench.scale import Scale
+from dayfly_frames._lease import Recover
 from dayfly_frames._session import Session
 
 SCAN = "SELECT count(*) AS n, sum(k) AS k, sum(x) AS x FROM (SELECT k, v AS x FROM l UNION ALL SELECT k, w FROM r)"
@@ -47,11 +48,15 @@ class Input:
 
 
 @contextmanager
-def session_on(place: Place, ranks: int, cores: list[int], *, apart: bool = False) -> Iterator[Session]:
+def session_on(
+    place: Place, ranks: int, cores: list[int], *, apart: bool = False, recover: Recover = "query"
+) -> Iterator[Session]:
     """Opens a session whose ranks share these cores, or with ``apart`` have one of them each, in turns."""
     scale = place.scale
     before = set(rank_processes())
-    with place.client.frames(ranks=ranks, partition_bytes=scale.partition_bytes, memory=scale.memory) as session:
+    with place.client.frames(
+        ranks=ranks, partition_bytes=scale.partition_bytes, memory=scale.memory, recover=recover
+    ) as session:
         new = [process for process in rank_processes() if process not in before]
         if len(new) != ranks:
             raise RuntimeError(f"there are {len(new)} processes of ranks; {ranks} were to be pinned")

@@ -35,6 +35,8 @@ class Scale:
     queries: int = 300
     sessions: int = 15
     cancels: int = 7
+    #: Sessions of which a rank is killed.
+    losses: int = 5
     #: Scale factors of TPC-H, by the names of rows.
     tpch: Mapping[str, float] = field(default_factory=lambda: {"tpch-sf1": 1.0, "tpch-sf10": 10.0})
     tpch_runs: int = 5
@@ -55,6 +57,7 @@ QUICK = Scale(
     queries=5,
     sessions=1,
     cancels=1,
+    losses=1,
     tpch={"tpch-sf1": 0.01, "tpch-sf10": 0.01},
     tpch_runs=1,
 )

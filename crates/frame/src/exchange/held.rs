@@ -1,0 +1,115 @@
+//! Rows that are held until all of them are there: in memory while that has room, and on disk otherwise.
+
+use std::sync::Arc;
+
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::datatypes::SchemaRef;
+use datafusion::common::Result;
+use datafusion::execution::SendableRecordBatchStream;
+use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
+use datafusion::execution::runtime_env::RuntimeEnv;
+use datafusion::execution::spill_file::SpillFile;
+use datafusion::physical_plan::SpillManager;
+use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, SpillMetrics};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use futures_util::StreamExt;
+use futures_util::stream;
+
+/// Appends a batch to a file, or ends the file. DataFusion's own type has no name outside of it.
+type Append = Box<dyn FnMut(Option<&RecordBatch>) -> Result<Option<Arc<dyn SpillFile>>> + Send>;
+
+/// Rows that are being collected.
+pub struct Holder {
+    schema: SchemaRef,
+    batches: Vec<RecordBatch>,
+    memory: MemoryReservation,
+    spills: SpillManager,
+    file: Option<Append>,
+}
+
+/// All rows of a partition, in the order in which they were collected.
+pub struct Held {
+    schema: SchemaRef,
+    batches: Vec<RecordBatch>,
+    /// Counts the batches while they are there.
+    _memory: MemoryReservation,
+    spills: SpillManager,
+    file: Option<Arc<dyn SpillFile>>,
+}
+
+impl Holder {
+    /// Collects rows with these columns, which count as memory of queries under this name.
+    pub fn new(environment: &Arc<RuntimeEnv>, schema: SchemaRef, name: &str) -> Self {
+        let consumer = MemoryConsumer::new(name).with_can_spill(true);
+        let metrics = SpillMetrics::new(&ExecutionPlanMetricsSet::new(), 0);
+        Self {
+            batches: Vec::new(),
+            memory: consumer.register(&environment.memory_pool),
+            spills: SpillManager::new(Arc::clone(environment), metrics, Arc::clone(&schema)),
+            schema,
+            file: None,
+        }
+    }
+
+    /// Adds a batch of so many bytes.
+    ///
+    /// # Errors
+    /// If it does not fit, and cannot go to disk.
+    pub fn push(&mut self, batch: RecordBatch, bytes: usize) -> Result<()> {
+        if self.file.is_none() {
+            if self.memory.try_grow(bytes).is_ok() {
+                self.batches.push(batch);
+                return Ok(());
+            }
+            let mut file = self.spills.create_in_progress_file("keeping the output of a task")?;
+            let mut append: Append = Box::new(move |batch| match batch {
+                Some(batch) => file.append_batch(batch).map(|_| None),
+                None => file.finish(),
+            });
+            for held in self.batches.drain(..) {
+                append(Some(&held))?;
+            }
+            self.memory.free();
+            self.file = Some(append);
+        }
+        if let Some(append) = &mut self.file {
+            append(Some(&batch))?;
+        }
+        Ok(())
+    }
+
+    /// All rows.
+    ///
+    /// # Errors
+    /// If the last ones cannot be written to disk.
+    pub fn finish(mut self) -> Result<Held> {
+        let file = self.file.as_mut().map(|append| append(None)).transpose()?.flatten();
+        Ok(Held {
+            schema: self.schema,
+            batches: self.batches,
+            _memory: self.memory,
+            spills: self.spills,
+            file,
+        })
+    }
+}
+
+impl Held {
+    /// Its rows. They stay, and can be read again.
+    ///
+    /// # Errors
+    /// If its file cannot be read.
+    pub fn rows(self: &Arc<Self>) -> Result<SendableRecordBatchStream> {
+        if let Some(file) = &self.file {
+            return self.spills.read_spill_as_stream(Arc::clone(file), None);
+        }
+        let rows = stream::iter(0..self.batches.len()).map({
+            let held = Arc::clone(self);
+            move |number| Ok(held.batches[number].clone())
+        });
+        Ok(Box::pin(RecordBatchStreamAdapter::new(Arc::clone(&self.schema), rows)))
+    }
+}
+
+#[cfg(test)]
+mod tests;

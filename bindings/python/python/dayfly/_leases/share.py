@@ -17,6 +17,8 @@ from dayfly._worker import FailedItem
 PARTS = 4
 #: Items whose pickles are measured, for the bytes of one call.
 SAMPLE = 8
+#: Seconds between two looks for results while this process computes.
+LOOK_S = 50e-6
 #: Errors of calls that no worker has executed.
 NOT_EXECUTED = frozenset({"not_executed", "rejected", "no_capacity", "stale_epoch"})
 #: Errors of calls that a worker may have executed.
@@ -100,13 +102,20 @@ class _Loop:
             self.sent.append((call, which, began, time.monotonic() - began))
 
     def compute(self, which: range) -> None:
-        """Computes items here."""
+        """Computes items here, and takes results of workers between them, so that their times are known."""
         fn, items, results = self.fn, self.items, self.results
-        began = time.monotonic()
+        spent, looked = 0.0, time.monotonic()
         for at in which:
+            began = time.monotonic()
             results[at] = fn(items[at])
+            ended = time.monotonic()
+            spent += ended - began
+            if self.sent and ended - looked >= LOOK_S:
+                while self.sent and self.sent[0][0].is_done():
+                    self.take(is_exact=True)
+                looked = time.monotonic()
         if which:
-            self.planner.record_local(self.key, self.size, len(which), time.monotonic() - began)
+            self.planner.record_local(self.key, self.size, len(which), spent)
 
     def take_back(self) -> None:
         """Computes items here that no worker has got, the last ones first."""
@@ -118,33 +127,37 @@ class _Loop:
             self.compute(which)
 
     def collect(self) -> None:
-        """Waits for the workers. Items that they did not compute are computed here."""
+        """Waits for the workers."""
         while self.sent:
-            call, which, began, overhead = self.sent.popleft()
-            was_done = call.is_done()
-            outcome = call.wait(self.pool)
-            if type(outcome) is Failure:
-                if not self._may_repeat(outcome.error):
-                    raise outcome.error
-                self.compute(which)
-                continue
-            ended = time.monotonic()
-            cost_ns, any_failed, values = outcome
-            if any_failed:
-                raise next(failed_item(value) for value in values if type(value) is FailedItem)
-            self.results[which.start : which.stop] = values
-            # As if each item were a call: one journey, and its own part of the work.
-            run = cost_ns / 1e9
-            alone = run / len(which)
-            self.planner.record_remote(
-                self.key,
-                self.size,
-                began,
-                max(ended - run + alone, began),
-                overhead=overhead / len(which),
-                run=alone,
-                exact=not was_done,
-            )
+            # A call that has ended already may have ended long ago.
+            self.take(is_exact=not self.sent[0][0].is_done())
+
+    def take(self, *, is_exact: bool) -> None:
+        """Takes the results of the first call. Items that its worker did not compute are computed here."""
+        call, which, began, overhead = self.sent.popleft()
+        outcome = call.wait(self.pool)
+        ended = time.monotonic()
+        if type(outcome) is Failure:
+            if not self._may_repeat(outcome.error):
+                raise outcome.error
+            self.compute(which)
+            return
+        cost_ns, any_failed, values = outcome
+        if any_failed:
+            raise next(failed_item(value) for value in values if type(value) is FailedItem)
+        self.results[which.start : which.stop] = values
+        # As if each item were a call: one journey, and its own part of the work.
+        run = cost_ns / 1e9
+        alone = run / len(which)
+        self.planner.record_remote(
+            self.key,
+            self.size,
+            began,
+            max(ended - run + alone, began),
+            overhead=overhead / len(which),
+            run=alone,
+            exact=is_exact,
+        )
 
     def cancel(self) -> None:
         """Cancels calls that are left after an error."""

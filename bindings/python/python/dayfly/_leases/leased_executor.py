@@ -121,13 +121,22 @@ class LeasedExecutor(CallTarget, cf.Executor):
             raise RuntimeError("cannot schedule new futures after shutdown")
         if self._planner is None:
             self._planner = OffloadPlanner()
-        options = self._with_options(None, True, None, None) if idempotent else None
+        options = self._with_options(None, True, None, None)._options if idempotent else None
         submit = self._chunk_submitter(fn, options)
         number = self._functions.number(fn)
         # A function that travels with its arguments has no number of its own.
         key = hash(getattr(fn, "__code__", fn)) & 0xFFFF_FFFF if number is None else number
         workers = self._ready_workers()
-        return share(self._pool, self._planner, key, workers, fn, list(items), submit, idempotent)
+        return share(
+            self._pool,
+            self._planner,
+            fn,
+            list(items),
+            key=key,
+            workers=workers,
+            submit=submit,
+            idempotent=idempotent,
+        )
 
     # asyncio
 

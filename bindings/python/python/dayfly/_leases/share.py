@@ -28,10 +28,11 @@ LOST = frozenset({"maybe_executed", "memory_returned", "unreachable", "lease_end
 def share(
     pool: Pool,
     planner: OffloadPlanner,
-    key: int,
-    workers: int,
     fn: Callable[[Any], Any],
     items: Sequence[Any],
+    *,
+    key: int,
+    workers: int,
     submit: Callable[[list[Any], bool], Call],
     idempotent: bool,
 ) -> list[Any]:
@@ -41,7 +42,7 @@ def share(
     size = _size_of(items)
     planner.set_workers(workers)
     split = planner.split(key, size, len(items))
-    loop = _Loop(pool, planner, key, size, fn, items, submit, idempotent)
+    loop = _Loop(pool, planner, fn, items, key=key, size=size, submit=submit, idempotent=idempotent)
     try:
         loop.send(split["local"], workers)
         loop.compute(range(split["local"]))
@@ -72,10 +73,11 @@ class _Loop:
         self,
         pool: Pool,
         planner: OffloadPlanner,
-        key: int,
-        size: int,
         fn: Callable[[Any], Any],
         items: Sequence[Any],
+        *,
+        key: int,
+        size: int,
         submit: Callable[[list[Any], bool], Call],
         idempotent: bool,
     ) -> None:
@@ -135,7 +137,7 @@ class _Loop:
     def take(self, *, is_exact: bool) -> None:
         """Takes the results of the first call. Items that its worker did not compute are computed here."""
         call, which, began, overhead = self.sent.popleft()
-        outcome = call.wait(self.pool)
+        outcome: Any = call.wait(self.pool)
         ended = time.monotonic()
         if type(outcome) is Failure:
             if not self._may_repeat(outcome.error):

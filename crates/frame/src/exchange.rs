@@ -16,11 +16,14 @@ mod recoveries;
 mod requests;
 mod server;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 use bytes::Bytes;
 use dayfly_comm::post::{Delivery, Post, PostError};
+use dayfly_protocol::error::{Code, Failure};
 use url::Url;
 
 use crate::kept::FrameId;
@@ -89,6 +92,29 @@ impl Exchange {
     pub fn left(&self) -> Vec<u32> {
         let lost = self.recoveries.lost();
         (0..self.workers).filter(|rank| !lost.contains(rank)).collect()
+    }
+
+    /// Tells the rank of the session that this one takes requests.
+    pub fn announce(&self, session: u32) {
+        // A rank that is lost needs no word.
+        let _ = self.send(session, REQUESTS, vec![requests::encoded(&requests::Request::Ready)]);
+    }
+
+    /// Waits until all workers take requests. A loss before would keep those that still open their posts from it, and
+    /// the session would lose them too.
+    pub fn wait_for_workers(&self, deadline: Instant) -> Result<(), Failure> {
+        let mut ready = BTreeSet::new();
+        while ready.len() < self.workers as usize {
+            let message = self.post.receive(REQUESTS, deadline).map_err(|error| match error {
+                PostError::Closed => Failure::new(Code::RankLost, "the ranks ended before they took requests"),
+                error => error.into(),
+            })?;
+            let part = message.parts().first();
+            if let Some(Ok(requests::Request::Ready)) = part.map(|part| rmp_serde::from_slice(part)) {
+                ready.insert(message.from());
+            }
+        }
+        Ok(())
     }
 
     /// Has the ranks forget a kept frame.

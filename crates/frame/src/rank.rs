@@ -66,6 +66,7 @@ pub fn serve(communicator: &Communicator, options: &RankOptions) -> Result<(), F
     let session = communicator.size() - 1;
     let service = service(communicator, options, session)?;
     let runtime = runtime(options.threads)?;
+    service.exchange.announce(session);
     let served = runtime.block_on(service.run(session));
     // Tasks that are still under way end with the post.
     runtime.shutdown_background();

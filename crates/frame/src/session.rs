@@ -39,6 +39,8 @@ use crate::write::{Manifest, Output, write};
 /// Fewest partitions with which a plan has stages.
 const MIN_PARTITIONS: usize = 2;
 
+/// Longest time until all ranks take requests, after their posts are open.
+const MAX_READY_TIME: Duration = Duration::from_secs(30);
 /// Longest time until a loss that another rank has reported is known here.
 const MAX_NOTICE_TIME: Duration = Duration::from_secs(1);
 /// Pause between two looks for it.
@@ -124,7 +126,8 @@ impl Session {
     /// Joins the group of an invitation as its last rank. Returns when all ranks are connected.
     ///
     /// # Errors
-    /// As joining a group; [`Code::InvalidRequest`] if the group has one rank only or the invitation another rank.
+    /// As joining a group; [`Code::InvalidRequest`] if the group has one rank only or the invitation another rank;
+    /// [`Code::RankLost`] if a rank is lost before it takes requests.
     pub fn join(invitation: &Invitation, options: &SessionOptions) -> Result<Self, Failure> {
         let world = invitation.accept()?;
         let mut session = Self::of(&world.communicator, options)?;
@@ -148,7 +151,9 @@ impl Session {
         let post = Post::open(communicator, PostOptions::default())?;
         let environment = options.memory.environment(&options.stores);
         let environment = environment.map_err(|error| failure_of(&error))?;
-        let session = Self::over(Exchange::new(post, size - 1), environment, options)?;
+        let exchange = Exchange::new(post, size - 1);
+        exchange.wait_for_workers(Instant::now() + MAX_READY_TIME)?;
+        let session = Self::over(exchange, environment, options)?;
         if session.recovery != Recovery::Query {
             session.runtime().spawn(guide(Arc::clone(&session.exchange)));
         }

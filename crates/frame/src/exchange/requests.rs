@@ -48,6 +48,8 @@ pub enum Request {
     Forget { id: FrameId },
     /// Nobody wants what comes on this lane.
     Cancel { lane: u32 },
+    /// To the rank of the session, once: the sender takes requests.
+    Ready,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

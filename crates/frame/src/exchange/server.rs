@@ -191,8 +191,8 @@ impl Server {
                 self.aborts.insert((from, lane), abort);
             }
             Request::Forget { id } => self.kept.forget(id),
-            // Only the session has the plans of lost tasks.
-            Request::Moved { .. } => {}
+            // Only the session has the plans of lost tasks, and waits for ranks.
+            Request::Moved { .. } | Request::Ready => {}
             Request::Cancel { lane } => {
                 self.end_plan((from, lane));
                 if let Some(abort) = self.aborts.remove(&(from, lane)) {

@@ -10,6 +10,7 @@ mod memory;
 mod queries;
 mod recovery;
 mod tpch;
+mod wires;
 mod writing;
 
 use std::path::Path;

@@ -11,14 +11,16 @@ use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::functions_aggregate::expr_fn::sum;
 use datafusion::logical_expr::{LogicalPlan, LogicalPlanBuilder};
 use datafusion::prelude::{ParquetReadOptions, SessionContext, col};
-use dayfly_comm::{Communicator, LostRanks};
+use dayfly_comm::Communicator;
+use dayfly_comm::post::{Post, PostOptions};
 use dayfly_frame::{
     BatchFunctions, Functions, MapCall, RankOptions, Recovery, Session, SessionOptions, Task, Usage, failure_of,
     map_batches, serve,
 };
 use dayfly_protocol::error::{Code, Failure};
 
-use crate::thread_group::{Net, connections, options};
+use crate::thread_group::{Net, group, options};
+use crate::wires::Wires;
 use crate::write_file;
 
 const FILES: i64 = 8;
@@ -32,18 +34,18 @@ const ANY: &str = "SELECT number % 97 AS key, 1 AS rows, number AS total FROM nu
 /// Longest wait of a killed rank for the end of the query.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Loses ranks of a group.
+/// Kills ranks of a group.
 struct Killer {
-    lost: Vec<Arc<LostRanks>>,
+    wires: Arc<Wires>,
     killed: Mutex<BTreeSet<u32>>,
     has_ended: Mutex<bool>,
     end: Condvar,
 }
 
 impl Killer {
-    fn new(ranks: usize) -> Self {
+    fn new(wires: &Arc<Wires>) -> Self {
         Self {
-            lost: (0..ranks).map(|_| Arc::default()).collect(),
+            wires: Arc::clone(wires),
             killed: Mutex::default(),
             has_ended: Mutex::new(false),
             end: Condvar::new(),
@@ -54,19 +56,9 @@ impl Killer {
     fn kill_one_of(&self, count: usize, rank: u32) -> bool {
         let mut killed = self.killed.lock().unwrap();
         if killed.len() < count && killed.insert(rank) {
-            self.lose(rank);
+            self.wires.cut(rank);
         }
         killed.contains(&rank)
-    }
-
-    /// Has all ranks lose a rank, and that rank all others.
-    fn lose(&self, rank: u32) {
-        // That of the session first: the rank must not report the others as lost.
-        for (own, lost) in (0..self.lost.len() as u32).zip(&self.lost).rev() {
-            let others = (0..self.lost.len() as u32).rev();
-            let others = others.filter(|other| *other != own && (own == rank || *other == rank));
-            others.for_each(|other| lost.add(other, "it was killed"));
-        }
     }
 
     /// What runs on a killed rank ends only after the query.
@@ -159,16 +151,16 @@ fn run(run: &Run<'_>, place: &Path, then: impl Fn(&Session, &Killer) + Sync) -> 
         sorted(&context.sql(run.query).await.unwrap().collect().await.unwrap())
     });
     let size = run.ranks + 1;
-    let killer = Arc::new(Killer::new(size));
+    let (wires, roads) = Wires::between(size as u32);
+    let killer = Arc::new(Killer::new(&wires));
     let (event, killing) = (Arc::clone(&run.event), Arc::clone(&killer));
     let event: Arc<Event> = Arc::new(Box::new(move |rank| event(&killing, rank)));
     let found = Mutex::new(None);
     std::thread::scope(|scope| {
-        for (rank, roads) in (0..size as u32).zip(connections(size as u32, Net::Tcp)) {
-            let lost = Arc::clone(&killer.lost[rank as usize]);
+        for (rank, roads) in (0..size as u32).zip(roads) {
             let (event, killer, found, then) = (Arc::clone(&event), &killer, &found, &then);
             scope.spawn(move || {
-                let communicator = Communicator::form(rank, size as u32, roads, lost, options()).unwrap();
+                let communicator = Communicator::form(rank, size as u32, roads, Arc::default(), options()).unwrap();
                 if (rank as usize) < run.ranks {
                     let functions = Functions::new(Called { rank, event });
                     let options = RankOptions {
@@ -192,6 +184,7 @@ fn run(run: &Run<'_>, place: &Path, then: impl Fn(&Session, &Killer) + Sync) -> 
             });
         }
     });
+    wires.end();
     (found.into_inner().unwrap().unwrap(), expected)
 }
 
@@ -413,4 +406,14 @@ fn small_query_runs_again_on_ranks_left() {
     assert_eq!(rows, expected);
     assert_eq!(usage.recovery, Recovery::Query);
     assert!(usage.tasks.iter().all(|task| task.rank != 1), "{usage:?}");
+}
+
+#[test]
+fn session_begins_once_ranks_take_requests() {
+    let began = group(2, Net::Tcp, options(), |communicator| match communicator.rank() {
+        // Opens its post, and takes no request.
+        0 => Post::open(&communicator, PostOptions::default()).map(drop),
+        _ => Session::of(&communicator, &SessionOptions::default()).map(drop),
+    });
+    assert_eq!(began[1].as_ref().unwrap_err().code, Code::RankLost);
 }

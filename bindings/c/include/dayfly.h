@@ -535,6 +535,7 @@ typedef struct dfly_fleet_options {
     // Default: one minute.
     uint64_t wait_ms;
 } dfly_fleet_options;
+
 // How a loop is divided. `local` and `remote` add up to the number of calls.
 typedef struct dfly_split {
     // Calls that the program computes.

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn held_cores_and_gpus_cost_while_no_call_runs() {
+    fn held_cores_and_gpus_cost_without_a_call() {
         let prices = Prices {
             core_per_s: 10,
             gpu_per_s: 1_000,

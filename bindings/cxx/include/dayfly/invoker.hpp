@@ -64,7 +64,6 @@ public:
         shut_down();
         use(part.open(), library, bytes);
     }
-
     // Delegates some of the workers for at most `duration`. Waits up to `limit` until the calls on them have ended.
     dayfly::delegation delegate(std::uint32_t workers, std::chrono::milliseconds duration,
                                 std::chrono::milliseconds limit = std::chrono::minutes(1)) {
@@ -247,7 +246,6 @@ public:
         copied.output += copied_output_;
         return copied;
     }
-
     // Returns the number of workers at the moment; 0 before there are any.
     std::uint32_t workers() const {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -255,9 +253,7 @@ public:
         return fleet_ ? fleet_->workers() : leased;
     }
     // Workers that take calls, now or after their repair.
-    std::uint32_t remaining() const noexcept {
-        return pool_ ? static_cast<std::uint32_t>(dfly_pool_remaining_workers(pool_)) : 0;
-    }
+    std::uint32_t remaining() const noexcept { return pool_ ? std::uint32_t(dfly_pool_remaining_workers(pool_)) : 0; }
 
 private:
     client &connected() {

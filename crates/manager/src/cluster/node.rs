@@ -1,5 +1,6 @@
 //! One node: its connection, its free resources, its health, and the requests that it has not answered.
 
+mod offer;
 mod profiles;
 
 use std::collections::{HashMap, HashSet};
@@ -178,33 +179,6 @@ impl Node {
     /// Where clients reach the node.
     pub fn address(&self) -> &NodeAddress {
         &self.address
-    }
-
-    /// Its resources.
-    pub fn capacity(&self) -> Capacity {
-        self.capacity
-    }
-
-    /// Notes what it offers now, and what it could offer.
-    pub fn on_capacity(&mut self, capacity: Capacity, free: Capacity, most: Capacity) {
-        self.capacity = capacity;
-        self.free = free;
-        self.most = Some(most);
-    }
-
-    /// The node as if it offered all that it has, and nothing of it were leased.
-    pub fn full_view(&self) -> View {
-        let most = self.most.unwrap_or(self.capacity);
-        View {
-            capacity: most,
-            free: most,
-            ..self.view(None)
-        }
-    }
-
-    /// Its free resources, as far as known.
-    pub fn free(&self) -> Capacity {
-        self.free
     }
 
     /// Its current epoch.

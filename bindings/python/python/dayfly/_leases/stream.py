@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from dayfly import _failures, _worker_streams
 from dayfly._codec.trust import unpack_exception
-from dayfly._errors import Error, StateLost
+from dayfly._errors import CallError, Error, StateLost
 from dayfly._futures.future import Future
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: Errors of a call whose worker is gone, and the state of the function with it.
+LOST = frozenset({"state_lost", "maybe_executed", "not_executed"})
 #: Maximum number of items of one call.
 MAX_ITEMS = 10_000
 
@@ -69,10 +71,9 @@ class Stream(Generic[T], Iterator[T], AsyncIterator[T]):
 
     def _fail(self, error: BaseException) -> BaseException:
         self._next = None
-        if isinstance(error, StateLost):
-            return StateLost(
-                f"the worker of this stream was lost after {self._taken} items: {error.message}", error.code
-            )
+        if isinstance(error, CallError) and error.code in LOST:
+            text = f"the worker of this stream was lost after {self._taken} items: {error.message}"
+            return StateLost(text, "state_lost")
         return error
 
     def _pop(self) -> T:

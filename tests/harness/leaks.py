@@ -76,6 +76,11 @@ def descendants(of: int | None = None) -> dict[int, str]:
     return found
 
 
+def living(pids: Iterable[int]) -> set[int]:
+    """Returns those of the processes that live. Unlike `descendants`, it misses none whose parent ends meanwhile."""
+    return {pid for pid in pids if (stat := _stat(pid)) and stat[1] not in "ZX"}
+
+
 def with_thread(name: str, processes: Iterable[int]) -> set[int]:
     """Returns those of the processes that have a thread of this name."""
     found = set()
@@ -112,7 +117,7 @@ def kill(pids: list[int]) -> None:
         # Only orphans that this process adopted can be reaped here.
         with contextlib.suppress(ChildProcessError, ProcessLookupError):
             os.waitpid(pid, 0)
-    wait_until(lambda: not set(pids) & set(descendants()), f"processes {pids} are gone")
+    wait_until(lambda: not living(pids), f"processes {pids} are gone")
 
 
 def descriptors(pid: int | None = None) -> list[str]:

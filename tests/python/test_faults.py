@@ -15,7 +15,7 @@ import time
 import cloudpickle
 import dayfly
 import pytest
-from harness.leaks import descendants, parent, wait_until
+from harness.leaks import descendants, living, parent, wait_until
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -94,7 +94,7 @@ def test_calls_after_the_nodes_end_fail_immediately():
         below = set(descendants(manager))
         os.kill(manager, signal.SIGKILL)
         # A worker that still lives for a moment may still respond.
-        wait_until(lambda: not below & set(descendants()), "the end of the workers")
+        wait_until(lambda: not living(below), "the end of the workers")
         # Whatever the first calls return, no later call waits.
         deadline = time.monotonic() + 20
         for _ in range(50):

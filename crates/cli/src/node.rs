@@ -221,6 +221,10 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
                 workers: wanted.workers,
                 gpus: wanted.gpus,
             };
+            if change.is_empty() {
+                let text = "this changes nothing; name --cores, --memory, --workers or --gpus";
+                return Err(Failure::new(Code::InvalidRequest, text));
+            }
             let status = client
                 .resize_node(node, &change, wanted.grace)
                 .map_err(|error| error.0)?;

@@ -93,12 +93,9 @@ impl Control {
         change: NodeResize,
         grace: Duration,
     ) -> Result<NodeStatus, Failure> {
+        let status = self.node_status(id)?;
         if change.is_empty() {
-            let text = "the request changes nothing; name cores, memory_bytes, workers or gpus";
-            return Err(Failure::new(Code::InvalidRequest, text));
-        }
-        if self.cluster().nodes_mut().get_mut(&id).is_none() {
-            return Err(no_such_node(id));
+            return Ok(status);
         }
         let control = Arc::clone(self);
         run_to_completion(async move {

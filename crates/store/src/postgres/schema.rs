@@ -18,7 +18,7 @@ const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
 const TABLES: &str = "
 CREATE SCHEMA IF NOT EXISTS dayfly;
 CREATE TABLE dayfly.version (version BIGINT NOT NULL);
-INSERT INTO dayfly.version VALUES (17);
+INSERT INTO dayfly.version VALUES (18);
 CREATE TABLE dayfly.managers (
     key BYTEA PRIMARY KEY, url TEXT NOT NULL, ca_pem TEXT NOT NULL, free TEXT NOT NULL, seen TIMESTAMPTZ NOT NULL
 );

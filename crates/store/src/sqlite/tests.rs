@@ -66,7 +66,7 @@ async fn file_of_later_release_is_refused() {
     drop(other);
     assert_eq!(
         SqliteStore::open(&path, None, false).err(),
-        Some(StoreError::Schema { found: 99, known: 10 })
+        Some(StoreError::Schema { found: 99, known: 11 })
     );
 }
 

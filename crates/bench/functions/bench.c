@@ -42,13 +42,18 @@ uint32_t doze(void *in, uint32_t size, void *out) {
     return 0;
 }
 
-/* Computes as many rounds as the first number of its input says, from the second one on, and returns the result. */
+/* Computes as many rounds as the first number of its input says, from the second one on, and returns the result. No
+   compiler joins several of these rounds into one, as it does with additions and products. */
 uint32_t rounds(void *in, uint32_t size, void *out) {
     uint64_t numbers[2], value;
     if (size < sizeof numbers) return 0;
     memcpy(numbers, in, sizeof numbers);
-    value = numbers[1];
-    for (uint64_t i = 0; i < numbers[0]; i++) value = value * 6364136223846793005u + 1442695040888963407u;
+    value = numbers[1] + 1;
+    for (uint64_t i = 0; i < numbers[0]; i++) {
+        value ^= value << 13;
+        value ^= value >> 7;
+        value ^= value << 17;
+    }
     memcpy(out, &value, sizeof value);
     return sizeof value;
 }

@@ -106,11 +106,11 @@ fn rounds(input: &[u8]) -> Vec<u8> {
             .and_then(|bytes| bytes.try_into().ok())
             .map_or(0, u64::from_ne_bytes)
     };
-    let mut value = number(8);
+    let mut value = number(8).wrapping_add(1);
     for _ in 0..number(0) {
-        value = value
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        value ^= value << 13;
+        value ^= value >> 7;
+        value ^= value << 17;
     }
     value.to_ne_bytes().to_vec()
 }

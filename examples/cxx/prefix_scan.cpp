@@ -39,24 +39,35 @@ static void scan(const matrices &in, matrices &out, std::size_t count) {
     }
 }
 
-static void scan_with_worker(dayfly::invoker &worker, const matrices &in, matrices &out) {
+// Memory that the worker reads and writes in place.
+struct parts {
+    parts(dayfly::invoker &worker, std::size_t most) : made(worker.allocator<matrix>()) {
+        for (auto *each : {&in, &out, &last_in, &last_out}) {
+            *each = made.input(most);
+        }
+    }
+
+    dayfly::allocator<matrix> made;
+    dayfly::buffer<matrix> in, out, last_in, last_out;
+};
+
+static void scan_with_worker(dayfly::invoker &worker, parts &shared, const matrices &in, matrices &out) {
     const std::size_t count = in.size(), second = count / 3, third = 2 * count / 3;
-    const auto submit = [&](const matrix *first, std::size_t length, matrix *to) {
-        return worker.submit<matrix>("scan", first, length * sizeof(matrix), to, length * sizeof(matrix));
-    };
-    matrices middle(third - second);
-    auto scanned = submit(&in[second], middle.size(), middle.data());
+    std::copy(&in[second], &in[third], shared.in.data());
+    auto scanned = worker.submit("scan", shared.in, third - second, shared.out);
     scan(in, out, second);
     scanned.get();
 
     // The last third begins with the product of everything before it.
-    matrices last(in.begin() + static_cast<std::ptrdiff_t>(third) - 1, in.end());
-    multiply(out[second - 1], middle.back(), last[0]);
-    scanned = submit(last.data(), last.size(), &out[third - 1]);
+    const matrix *middle = shared.out.data();
+    std::copy(&in[third - 1], in.data() + count, shared.last_in.data());
+    multiply(out[second - 1], middle[third - second - 1], shared.last_in.data()[0]);
+    scanned = worker.submit("scan", shared.last_in, count - third + 1, shared.last_out);
     for (std::size_t i = second; i + 1 < third; i++) {
         multiply(out[second - 1], middle[i - second], out[i]);
     }
     scanned.get();
+    std::copy(shared.last_out.data(), shared.last_out.data() + (count - third + 1), &out[third - 1]);
 }
 
 template <typename Body> static double milliseconds(Body body) {
@@ -83,11 +94,12 @@ int main(int argc, char **argv) try {
     dayfly::invoker worker;
     worker.allocate(argc > 1 ? argv[1] : "./libscan.so", count * sizeof(matrix) / 2);
     worker.declare("scan", dayfly::form::checked);
+    parts memory(worker, count / 3 + 2);
     std::vector<double> without, with;
     bool is_same = true;
     for (std::size_t round = 0; round < rounds; round++) {
         without.push_back(milliseconds([&] { scan(in, alone, count); }));
-        with.push_back(milliseconds([&] { scan_with_worker(worker, in, shared); }));
+        with.push_back(milliseconds([&] { scan_with_worker(worker, memory, in, shared); }));
         is_same = is_same && alone == shared;
     }
     std::printf("%zu matrices, %s results: %.2f ms alone, %.2f ms with a leased core, %.2f times as fast\n", count,

@@ -267,7 +267,12 @@ class Page:
             if self.run(f"{field}.checked") != (value == "on"):
                 self.run(f"{field}.click()")
             return
-        if self.run(f"{field}.tagName === 'SELECT' || /date/.test({field}.type)"):
+        if self.run(f"{field}.tagName === 'SELECT'"):
+            # Options may come with a response.
+            self.until(f"[...{field}.options].some((option) => option.value === {json.dumps(value)})")
+            self.run(f"window.__set({field}, {json.dumps(value)})")
+            return
+        if self.run(f"/date/.test({field}.type)"):
             self.run(f"window.__set({field}, {json.dumps(value)})")
             return
         self.run(f"{field}.focus(), {field}.select()")

@@ -10,9 +10,13 @@ pub struct Ring {
     next: usize,
 }
 
+/// Shorter durations count as none. No clock tells them, and sums of numbers near the smallest ones are not exact.
+const MIN_SECONDS: f64 = 1e-15;
+
 /// A duration in seconds that can be: not negative, finite, and at most a day. A clock that jumped makes others.
 pub fn seconds(value: f64) -> Option<f64> {
-    (0.0..=super::network::MAX_SECONDS).contains(&value).then_some(value)
+    let is_possible = (0.0..=super::network::MAX_SECONDS).contains(&value);
+    is_possible.then_some(if value < MIN_SECONDS { 0.0 } else { value })
 }
 
 impl Ring {
@@ -85,5 +89,6 @@ mod tests {
             assert_eq!(seconds(value), None);
         }
         assert_eq!(seconds(0.0), Some(0.0));
+        assert_eq!(seconds(7e-309), Some(0.0));
     }
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 
-from dayfly import _native, _output
+from dayfly import _native, _output, _worker_streams
 from dayfly._connection import Connection
 from dayfly._errors import Error, LeaseError
 from dayfly._leases.calls import Calls
@@ -48,8 +48,12 @@ class Lease(LeasedExecutor):
     def _width(self) -> int:
         return self.workers
 
+    def _alive(self) -> list[tuple[int, int]]:
+        """Returns number and incarnation of each worker that has a channel now."""
+        return [(number, incarnation) for number, incarnation in enumerate(self.incarnations()) if incarnation]
+
     def _ready_workers(self) -> int:
-        return sum(incarnation > 0 for incarnation in self.incarnations())
+        return len(self._alive())
 
     # Properties
 
@@ -121,7 +125,7 @@ class Lease(LeasedExecutor):
         Raises:
             ValueError: if ``deadline`` is not positive.
         """
-        return self._with_options(deadline, idempotent, worker, incarnation)
+        return Calls(self, self._native_options(deadline, idempotent, worker, incarnation))
 
     # Streams
 
@@ -142,7 +146,11 @@ class Lease(LeasedExecutor):
             dayfly.StateLost: from the iterator, if the worker was lost.
         """
         self._check_open()
-        alive = [(number, incarnation) for number, incarnation in enumerate(self.incarnations()) if incarnation]
+        alive = self._alive()
+        if not alive:
+            # All are being replaced, or are lost: a call waits, or raises the reason.
+            self.call(_worker_streams.close, 0)
+            alive = self._alive()
         if not alive:
             raise LeaseError("all workers of this lease are lost: lease others", "lease_ended")
         worker, incarnation = alive[self._streams % len(alive)]

@@ -16,7 +16,7 @@ use dayfly_protocol::ids::LeaseId;
 
 use crate::quantity::Quantity;
 
-pub use offer::{Offer, OfferChange, Shortfall};
+pub use offer::{Offer, Shortfall};
 
 /// Most warm workers of a node with fewer places. Workers of a part of a core may outnumber the places.
 const MAX_SMALL_WORKERS: u32 = 1_024;
@@ -229,12 +229,7 @@ impl Ledger {
 
     /// Resources that leases may hold together.
     pub fn capacity(&self) -> Capacity {
-        Capacity {
-            cores: self.offer.cores,
-            memory_bytes: self.offer.memory_bytes,
-            workers: self.offer.workers.into(),
-            gpus: self.offer.gpus,
-        }
+        self.offer.into()
     }
 
     /// Resources that are free now.

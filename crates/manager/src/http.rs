@@ -180,7 +180,7 @@ pub(crate) async fn list_managers(call: Call<Read>) -> Json<Vec<ManagerStatus>> 
 }
 
 async fn limit_time(request: Request, next: Next) -> Response {
-    // Revoking a lease or reclaiming a node waits for running calls, with its own limit.
+    // Revoking a lease, and reclaiming or resizing a node, wait for running calls, with their own limit.
     let path = request.uri().path();
     let takes_node = matches!(*request.method(), Method::DELETE | Method::PATCH) && path.starts_with("/v1/nodes/");
     if takes_node || path.ends_with("/revoke") {

@@ -47,7 +47,7 @@ struct shared_step {
 
 } // namespace detail
 
-// A loop of which this program computes the items from 0 to `local()`, and leased workers the others. `finish` must be
+// A loop: this program computes the items from 0 to `local()`, and leased workers the others. `finish` must be
 // called; the destructor waits for the workers.
 class shared_loop {
 public:

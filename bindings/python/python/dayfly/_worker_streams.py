@@ -1,4 +1,4 @@
-"""Streams in a worker: functions that yield, of which each call returns the next items."""
+"""Streams in a worker: each call returns the next items of a function that yields."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 //! What a node offers to leases: all of its resources, or a part while its owner uses the rest.
 
-use dayfly_protocol::api::{Capacity, Mode};
+use std::collections::BTreeSet;
+
+use dayfly_protocol::api::{Capacity, Mode, NodeResize};
 use dayfly_protocol::cores::MilliCores;
 use serde::{Deserialize, Serialize};
 
@@ -19,17 +21,15 @@ pub struct Offer {
     pub gpus: u16,
 }
 
-/// A change of an [`Offer`]. What is `None` stays as it is, except that the places of warm workers follow the cores.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct OfferChange {
-    /// Cores of hot workers.
-    pub cores: Option<u16>,
-    /// Memory in bytes.
-    pub memory_bytes: Option<u64>,
-    /// Most single-core warm workers.
-    pub workers: Option<u16>,
-    /// Number of GPUs.
-    pub gpus: Option<u16>,
+impl From<Offer> for Capacity {
+    fn from(offer: Offer) -> Self {
+        Self {
+            cores: offer.cores,
+            memory_bytes: offer.memory_bytes,
+            workers: offer.workers.into(),
+            gpus: offer.gpus,
+        }
+    }
 }
 
 /// By how much leases exceed the offer.
@@ -83,7 +83,7 @@ impl Ledger {
     ///
     /// # Errors
     /// [`LedgerError::BeyondNode`] if the node has less, without a change.
-    pub fn change_offer(&mut self, change: OfferChange) -> Result<(), LedgerError> {
+    pub fn change_offer(&mut self, change: NodeResize) -> Result<(), LedgerError> {
         let most = self.most();
         let cores = change.cores.unwrap_or(self.offer.cores);
         let offer = Offer {
@@ -119,18 +119,12 @@ impl Ledger {
 
     /// What the node could offer.
     pub fn full_capacity(&self) -> Capacity {
-        let most = self.most();
-        Capacity {
-            cores: most.cores,
-            memory_bytes: most.memory_bytes,
-            workers: most.workers.into(),
-            gpus: most.gpus,
-        }
+        self.most().into()
     }
 
     /// All resources of the node.
     fn most(&self) -> Offer {
-        let all: std::collections::BTreeSet<_> = self.resources.cores.iter().collect();
+        let all: BTreeSet<_> = self.resources.cores.iter().collect();
         Offer {
             cores: count(all).saturating_sub(count(&self.kept)),
             memory_bytes: self.resources.memory_bytes,
@@ -149,37 +143,26 @@ impl Ledger {
 
     /// Moves free cores and GPUs so that no more are free or leased than the node offers.
     pub(super) fn settle(&mut self) {
-        let short = self.shortfall();
         let leased: usize = self.held.values().map(|held| held.cores.len()).sum();
-        let wanted = match short.cores {
-            0 => usize::from(self.offer.cores) - leased,
-            _ => 0,
-        };
-        while self.free_cores.len() > wanted
-            && let Some(core) = self.free_cores.pop_last()
-        {
-            self.withdrawn_cores.insert(core);
-        }
-        while self.free_cores.len() < wanted
-            && let Some(core) = self.withdrawn_cores.pop_first()
-        {
-            self.free_cores.insert(core);
-        }
+        let wanted = usize::from(self.offer.cores).saturating_sub(leased);
+        balance(&mut self.free_cores, &mut self.withdrawn_cores, wanted);
         let leased: usize = self.held.values().map(|held| held.gpus.len()).sum();
-        let wanted = match short.gpus {
-            0 => usize::from(self.offer.gpus) - leased,
-            _ => 0,
-        };
-        while self.free_gpus.len() > wanted
-            && let Some(gpu) = self.free_gpus.pop_last()
-        {
-            self.withdrawn_gpus.insert(gpu);
-        }
-        while self.free_gpus.len() < wanted
-            && let Some(gpu) = self.withdrawn_gpus.pop_first()
-        {
-            self.free_gpus.insert(gpu);
-        }
+        let wanted = usize::from(self.offer.gpus).saturating_sub(leased);
+        balance(&mut self.free_gpus, &mut self.withdrawn_gpus, wanted);
+    }
+}
+
+/// Makes `wanted` numbers free, as far as there are so many. The highest ones are withdrawn first.
+fn balance(free: &mut BTreeSet<u16>, withdrawn: &mut BTreeSet<u16>, wanted: usize) {
+    while free.len() > wanted
+        && let Some(number) = free.pop_last()
+    {
+        withdrawn.insert(number);
+    }
+    while free.len() < wanted
+        && let Some(number) = withdrawn.pop_first()
+    {
+        free.insert(number);
     }
 }
 

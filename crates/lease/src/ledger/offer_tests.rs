@@ -25,10 +25,10 @@ fn lease(n: u8) -> LeaseId {
     LeaseId([n; 16])
 }
 
-fn cores(cores: u16) -> OfferChange {
-    OfferChange {
+fn cores(cores: u16) -> NodeResize {
+    NodeResize {
         cores: Some(cores),
-        ..OfferChange::default()
+        ..NodeResize::default()
     }
 }
 
@@ -65,7 +65,7 @@ fn places_of_warm_workers_follow_the_cores() {
     assert_eq!(ledger.offer().workers, 64);
     ledger.change_offer(cores(1)).unwrap();
     assert_eq!(ledger.offer().workers, 32);
-    let own = OfferChange {
+    let own = NodeResize {
         workers: Some(5),
         ..cores(2)
     };
@@ -82,10 +82,10 @@ fn memory_and_gpus_leave_and_come_back() {
         ..request(1, Mode::Warm)
     };
     ledger.reserve(lease(1), &with_gpu).unwrap();
-    let less = OfferChange {
+    let less = NodeResize {
         memory_bytes: Some(4 * GIB),
         gpus: Some(0),
-        ..OfferChange::default()
+        ..NodeResize::default()
     };
     ledger.change_offer(less).unwrap();
     let short = ledger.shortfall();
@@ -93,10 +93,10 @@ fn memory_and_gpus_leave_and_come_back() {
     assert_eq!((ledger.free().memory_bytes, ledger.free().gpus), (0, 0));
     ledger.release(&lease(1)).unwrap();
     assert_eq!((ledger.free().memory_bytes, ledger.free().gpus), (4 * GIB, 0));
-    let all = OfferChange {
+    let all = NodeResize {
         memory_bytes: Some(8 * GIB),
         gpus: Some(2),
-        ..OfferChange::default()
+        ..NodeResize::default()
     };
     ledger.change_offer(all).unwrap();
     assert_eq!((ledger.free().memory_bytes, ledger.free().gpus), (8 * GIB, 2));
@@ -149,7 +149,7 @@ proptest! {
                 }
                 Happening::Release(id) => { ledger.release(&lease(id)); }
                 Happening::Offer(cores, gib, workers, gpus) => {
-                    let change = OfferChange { cores: Some(cores), memory_bytes: Some(gib * GIB), workers: Some(workers), gpus: Some(gpus) };
+                    let change = NodeResize { cores: Some(cores), memory_bytes: Some(gib * GIB), workers: Some(workers), gpus: Some(gpus) };
                     ledger.change_offer(change).unwrap();
                 }
             }

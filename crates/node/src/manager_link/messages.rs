@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dayfly_lease::ledger::OfferChange;
 use dayfly_protocol::api::LeaseState;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::LeaseId;
@@ -145,12 +144,6 @@ pub fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, respons
         } => {
             let step = telemetry::span!("resize", "otel.kind" = "server", "dayfly.node.id" = %node.address.id);
             telemetry::follow(&step, traceparent.as_deref());
-            let change = OfferChange {
-                cores: change.cores,
-                memory_bytes: change.memory_bytes,
-                workers: change.workers,
-                gpus: change.gpus,
-            };
             let changed = node.clone();
             let resize = async move {
                 let resized = async {

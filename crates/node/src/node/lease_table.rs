@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dayfly_lease::allowance::within_cap;
-use dayfly_lease::ledger::{Offer, OfferChange, Resources};
+use dayfly_lease::ledger::{Offer, Resources};
 use dayfly_lease::quota::Held;
 use dayfly_lease::{Lease, Ledger, Reservation, billing, shrink};
-use dayfly_protocol::api::{Capacity, LeaseRequest, LeaseState, Mode, Usage};
+use dayfly_protocol::api::{Capacity, LeaseRequest, LeaseState, Mode, NodeResize, Usage};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{AllowanceId, LeaseId, TenantId};
 
@@ -258,7 +258,7 @@ impl LeaseTable {
     }
 
     /// Changes what the node offers, and returns it.
-    pub fn change_offer(&self, change: OfferChange) -> Result<Offer, Failure> {
+    pub fn change_offer(&self, change: NodeResize) -> Result<Offer, Failure> {
         let mut state = self.state();
         state.ledger.change_offer(change)?;
         Ok(state.ledger.offer())

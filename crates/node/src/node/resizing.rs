@@ -1,6 +1,7 @@
 //! A node offers more or fewer resources while it runs.
 
-use dayfly_lease::ledger::{Offer, OfferChange};
+use dayfly_lease::ledger::Offer;
+use dayfly_protocol::api::NodeResize;
 
 use super::*;
 
@@ -11,7 +12,7 @@ const END_LIMIT: Duration = SHUTDOWN_DEADLINE;
 
 impl Node {
     /// Changes what the node offers to leases. Free resources leave at once. [`Node::end_excess`] must follow.
-    pub(crate) fn change_offer(&self, change: OfferChange) -> Result<Offer, Failure> {
+    pub(crate) fn change_offer(&self, change: NodeResize) -> Result<Offer, Failure> {
         let offer = self.leases.change_offer(change)?;
         self.save_offer(&offer)?;
         self.repin();
@@ -74,7 +75,7 @@ impl Node {
             return;
         };
         let all = self.leases.capacity();
-        let change = OfferChange {
+        let change = NodeResize {
             cores: Some(saved.cores.min(all.cores)),
             memory_bytes: Some(saved.memory_bytes.min(all.memory_bytes)),
             workers: Some(saved.workers.min(all.workers.whole_part() as u16)),

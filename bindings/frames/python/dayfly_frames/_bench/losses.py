@@ -1,4 +1,4 @@
-"""A query of which a rank is killed half-way, beside the same one without a loss."""
+"""A query that loses a rank half-way, beside the same one without a loss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RANKS = 4
 
 
 def killed_rank(place: Place) -> list[dict[str, Any]]:
-    """The paper's join on four ranks, one of which is killed after half of the time that it takes without a loss."""
+    """The paper's join on four ranks. One is killed after half of the time that the join takes without a loss."""
     given = Input(place.directory, place.scale.join_rows)
     own: list[float] = []
     theirs: list[float] = []

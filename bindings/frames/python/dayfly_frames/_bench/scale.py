@@ -35,7 +35,7 @@ class Scale:
     queries: int = 300
     sessions: int = 15
     cancels: int = 7
-    #: Sessions of which a rank is killed.
+    #: Sessions that lose a rank.
     losses: int = 5
     #: Scale factors of TPC-H, by the names of rows.
     tpch: Mapping[str, float] = field(default_factory=lambda: {"tpch-sf1": 1.0, "tpch-sf10": 10.0})

@@ -79,7 +79,7 @@ class CallTarget(FutureOwner):
             raise ValueError("chunksize must be >= 1.")
         if not iterables:
             raise TypeError("map() takes at least one iterable")
-        submit = self._chunk_submitter(fn, options)
+        submit = self._chunk_submitter(fn, self._functions.number(fn), options)
         bar = Progress(length_of(iterables)) if progress else None
         chunks = Chunks(self, self._pool, submit, iterables, width=self._width, chunksize=chunksize, progress=bar)
         chunks.fill()
@@ -87,10 +87,9 @@ class CallTarget(FutureOwner):
         return chunks
 
     def _chunk_submitter(
-        self, fn: Callable[..., Any], options: _native.Options | None
+        self, fn: Callable[..., Any], number: int | None, options: _native.Options | None
     ) -> Callable[[list[Any], bool], _native.Call]:
-        """Returns a function that sends one invocation for a list of items."""
-        number = self._functions.number(fn)
+        """Returns a function that sends one invocation for a list of items. ``number`` is that of ``fn``."""
         pool = self._pool
         if number is not None:
             return lambda items, star: pool.submit_map(number, items, star, options)
@@ -128,9 +127,9 @@ class CallTarget(FutureOwner):
         if self._shut:
             raise RuntimeError("cannot use workers after the shutdown of their lease or fleet")
 
-    def _with_options(
+    def _native_options(
         self, deadline: float | None, idempotent: bool, worker: int | None, incarnation: int | None
-    ) -> Calls:
+    ) -> _native.Options:
         key = (deadline, idempotent, worker, incarnation)
         made = self._options.get(key)
         if made is None:
@@ -139,7 +138,7 @@ class CallTarget(FutureOwner):
             )
             if len(self._options) < MAX_OPTIONS:
                 self._options[key] = made
-        return Calls(self, made)
+        return made
 
 
 def _register(native: _native.Lease | _native.Fleet, pool: _native.Pool, fn: Callable[..., Any]) -> int:

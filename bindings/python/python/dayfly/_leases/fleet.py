@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from dayfly._errors import Error
@@ -78,7 +77,7 @@ class Fleet(LeasedExecutor):
         Raises:
             ValueError: if ``deadline`` is not positive.
         """
-        return self._with_options(deadline, idempotent, None, None)
+        return Calls(self, self._native_options(deadline, idempotent, None, None))
 
     def _status(self) -> tuple[int, list[str], Error | None]:
         status: tuple[int, list[str], Error | None] = self._native.status()
@@ -92,7 +91,6 @@ class Fleet(LeasedExecutor):
         return max(self.workers, 1)
 
     def __repr__(self) -> str:
-        state = "shut down" if self._shut else f"{self.workers} of at most {self._most} workers"
-        with contextlib.suppress(Error):
-            return f"<dayfly.Fleet of {state} on {len(set(self.nodes))} nodes>"
-        return f"<dayfly.Fleet of {state}>"
+        workers, nodes, _ = self._status()
+        state = "shut down" if self._shut else f"{workers} of at most {self._most} workers"
+        return f"<dayfly.Fleet of {state} on {len(set(nodes))} nodes>"

@@ -121,9 +121,9 @@ class LeasedExecutor(CallTarget, cf.Executor):
             raise RuntimeError("cannot schedule new futures after shutdown")
         if self._planner is None:
             self._planner = OffloadPlanner()
-        options = self._with_options(None, True, None, None)._options if idempotent else None
-        submit = self._chunk_submitter(fn, options)
+        options = self._native_options(None, True, None, None) if idempotent else None
         number = self._functions.number(fn)
+        submit = self._chunk_submitter(fn, number, options)
         # A function that travels with its arguments has no number of its own.
         key = hash(getattr(fn, "__code__", fn)) & 0xFFFF_FFFF if number is None else number
         workers = self._ready_workers()

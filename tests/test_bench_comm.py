@@ -70,7 +70,7 @@ def test_algorithm_thresholds_are_measured_saved_and_used(up: Daemon, tmp_path: 
     script = tmp_path / "script.py"
     script.write_text("from dayfly import MPI; MPI.COMM_WORLD.Barrier()")
     environment = up.client_environment() | {"DAYFLY_PYTHON": sys.executable}
-    for target in ("os:getpid", str(script)):
+    for target in ("dayfly.groups:world", str(script)):
         asked = ("run", "--ranks", "2", "--tables", str(tables), target)
         done = run(program(), *asked, env=environment, check=False)
         assert done.returncode

@@ -141,13 +141,13 @@ def test_surviving_ranks_learn_which_ranks_are_lost(site: Site, tmp_path: Path) 
     manager, nodes = site
 
     def wait_for_the_lost(place: str) -> str:
-        from dayfly import MPI
+        from dayfly import groups
 
-        comm = MPI.COMM_WORLD
-        comm.barrier()
-        Path(place, str(comm.rank)).touch()
+        group = groups.world()
+        group.barrier()
+        Path(place, str(group.rank)).touch()
         try:
-            comm.recv(source=MPI.ANY_SOURCE)
+            group.recv()
         except dayfly.GroupError as error:
             return str(error.code)
         return "a message from nobody"
@@ -222,7 +222,6 @@ def test_run_continues_with_a_new_lease(site: Site, tmp_path: Path) -> None:
     script = tmp_path / "count.py"
     script.write_text(
         "import dayfly, time\n"
-        "from dayfly import MPI\n"
         "checkpoint = dayfly.Checkpoint()\n"
         "step = checkpoint.load(0)\n"
         "print('from', step)\n"

@@ -180,16 +180,32 @@ def test_functions_may_finalize_or_be_alone(manager: Daemon) -> None:
         assert results_of(client, gang, finalize_itself) == [2, 2]
 
 
-def join_twice() -> tuple[int, int]:
-    from dayfly import MPI as OWN
-    from mpi4py import MPI
+def join_twice() -> tuple[int, list[int], bool]:
+    import mpi4py.MPI
+    from dayfly import MPI, groups
 
-    return OWN.COMM_WORLD.allreduce(OWN.COMM_WORLD.rank), MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank)
+    group = groups.world()
+    assert group.rank == MPI.COMM_WORLD.rank
+    return MPI.COMM_WORLD.allreduce(group.rank), group.allgather(group.rank), MPI is mpi4py.MPI
 
 
-def test_function_uses_mpi4py_and_own_groups(manager: Daemon) -> None:
-    with dayfly.connect(manager.state) as client:
-        assert dayfly.run(join_twice, ranks=2, client=client) == [(1, 1), (1, 1)]
+def test_function_uses_mpi_and_own_groups(manager: Daemon) -> None:
+    with dayfly.connect(manager.state) as client, client.gang(2, mode="warm") as gang:
+        for _ in range(2):
+            assert results_of(client, gang, join_twice) == [(1, [0, 1], True)] * 2
+
+
+def test_group_that_cannot_be_joined_spares_workers(manager: Daemon) -> None:
+    """Neither the first import of MPI in a process nor a later task ends it."""
+    with dayfly.connect(manager.state) as client, client.gang(2, mode="warm") as gang:
+        group = invitation_to(client, 2) | {"patience_s": 1, "rank": 1}
+        for _ in range(2):
+            alone = gang.rank(0).submit(run_rank, json.dumps(group), pack_call(describe), {})
+            error = alone.exception(60)
+            assert isinstance(error, dayfly.Error), error
+            assert (error.code, "rank 0" in str(error) or ": 0" in str(error)) == ("timed_out", True), error
+            found = results_of(client, gang, describe)
+            assert [one[1:3] for one in found] == [(0, 1), (1, 0)]
 
 
 def test_mpi4py_runs_in_isolated_sandboxes(start: Callable[..., Daemon]) -> None:
@@ -198,6 +214,7 @@ def test_mpi4py_runs_in_isolated_sandboxes(start: Callable[..., Daemon]) -> None
         for ranks in ((0, 1), (1, 0)):
             found = results_of(client, gang, describe, ranks=ranks)
             assert [one[1:] for one in found] == [(rank, 1 - rank, "Dayfly") for rank in ranks]
+            assert results_of(client, gang, join_twice, ranks=ranks) == [(1, [0, 1], True)] * 2
 
 
 def test_endpoint_tasks_have_worlds_of_mpi4py(state: Any) -> None:

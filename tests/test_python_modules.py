@@ -13,9 +13,9 @@ PACKAGE = Path(__file__).parents[1] / "bindings/python/python/dayfly"
 #: The rooms from the lowest to the highest. Each has a module, a package with all its modules, or several of these.
 ROOMS = [
     ("_native", "_text", "_trace", "_progress", "_errors"),
-    ("_pool_errors", "_command", "_modules", "_mpi_library", "_program", "_providers"),
-    ("_failures", "_output", "_worker", "_worker_streams"),
-    ("_mpi", "MPI", "executor"),
+    ("_pool_errors", "_command", "_modules", "_program", "_providers"),
+    ("_failures", "_mpi_library", "_output", "_worker", "_worker_streams"),
+    ("MPI", "executor", "groups"),
     ("_codec",),
     ("_connection", "_futures", "_functions"),
     ("_leases",),
@@ -30,6 +30,7 @@ ROOMS = [
         "_bench_record",
         "_bench_tasks",
         "_env_command",
+        "_rank_program",
         "_run_command",
         "joblib",
         "parsl",

@@ -13,8 +13,8 @@ MAX_LINES = 500
 MAX_WORDS = 8
 #: Begins the sentence with which a longer file gives its reason, in its first lines.
 REASON = "One subject:"
-#: Generated, or kept as it is until another module replaces it.
-EXEMPT = {"bindings/c/include/dayfly.h", "bindings/python/python/dayfly/MPI.py"}
+#: Generated.
+EXEMPT = {"bindings/c/include/dayfly.h"}
 
 RUST_TEST = re.compile(r"#\[(?:tokio::)?test\b[^\]]*\]\s*(?:#\[[^\]]*\]\s*)*(?:async )?fn (\w+)")
 PYTHON_TEST = re.compile(r"^\s*(?:async )?def test_(\w+)", re.MULTILINE)

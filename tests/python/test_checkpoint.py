@@ -16,11 +16,11 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 def save(values: list[Any], keep: int = 2) -> None:
     """Saves each value with the rank."""
-    from dayfly import MPI
+    from dayfly import groups
 
     checkpoint = dayfly.Checkpoint(keep=keep)
     for value in values:
-        checkpoint.save((MPI.COMM_WORLD.rank, value))
+        checkpoint.save((groups.world().rank, value))
 
 
 def load(default: Any = None) -> Any:
@@ -62,7 +62,7 @@ def test_unsaved_part_fails_the_checkpoint_on_all_ranks(client: dayfly.Client, t
     def try_to_save(unsaveable: int) -> str:
         from dayfly import MPI
 
-        checkpoint = dayfly.Checkpoint()
+        checkpoint = dayfly.Checkpoint(comm=MPI.COMM_WORLD)
         rank = MPI.COMM_WORLD.rank
         try:
             checkpoint.save((lambda: rank) if rank == unsaveable else rank)

@@ -279,13 +279,15 @@ def test_here_needs_a_session_of_ranks(client: dayfly.Client) -> None:
 
 
 def join_isolated() -> list[Any]:
-    from dayfly import MPI
+    from dayfly import MPI, groups
 
-    comm = MPI.COMM_WORLD
-    with Session.of(comm) as session:
-        return frames_of_ranks.rows(session.local(one_row(comm)).sort("rank").collect())
+    found = []
+    for comm in (groups.world(), MPI.COMM_WORLD):
+        with Session.of(comm) as session:
+            found += frames_of_ranks.rows(session.local(one_row(comm)).sort("rank").collect())
+    return found
 
 
 def test_isolated_ranks_have_frames(client: dayfly.Client) -> None:
     found = dayfly.run(join_isolated, ranks=2, client=client, sandbox="isolated", timeout=60)
-    assert found == [[{"rank": 0}, {"rank": 1}]] * 2
+    assert found == [[{"rank": 0}, {"rank": 1}] * 2] * 2

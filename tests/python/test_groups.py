@@ -1,4 +1,4 @@
-"""Functions that exchange messages: `dayfly.run`, and mpi4py's names in it."""
+"""Functions that exchange messages: `dayfly.run`, with MPI and with groups of Dayfly alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import cloudpickle
 import dayfly
 import numpy as np
 import pytest
-from dayfly import MPI
+from dayfly import MPI, groups
+from dayfly._groups.run import invitation_to, pack_call, start_ranks
 from dayfly._native import Communicator
 from harness.leaks import die_with_parent
 from harness.programs import run_python
@@ -92,7 +93,7 @@ def buffers(size_of):
     slice_of = np.empty(n)
     comm.Reduce_scatter_block(np.array(everybody), slice_of)
     same(slice_of, everybody[rank] * size)
-    pairs = np.array([(own[0] if n else 0.0, rank)], dtype=[("v", "f8"), ("at", "i8")])
+    pairs = np.array([(own[0] if n else 0.0, rank)], dtype=np.dtype([("v", "f8"), ("at", "i4")], align=True))
     largest = np.empty_like(pairs)
     comm.Allreduce([pairs, 1, MPI.DOUBLE_INT], [largest, 1, MPI.DOUBLE_INT], op=MPI.MAXLOC)
     assert largest["at"][0] == (size - 1 if n else 0)
@@ -146,7 +147,7 @@ def objects():
     assert large.sum() == np.arange(300_000).sum()
     half = comm.Split(rank % 2, key=-rank)
     assert half.allgather(rank) == sorted((r for r in range(size) if r % 2 == rank % 2), reverse=True)
-    assert (comm.Split(MPI.UNDEFINED if rank else 0) is None) == (rank > 0)
+    assert (comm.Split(MPI.UNDEFINED if rank else 0) == MPI.COMM_NULL) == (rank > 0)
     other = comm.Dup()
     comm.send("for the first", (rank + 1) % size)
     other.send("for the second", (rank + 1) % size)
@@ -221,7 +222,8 @@ def outlive_a_killed_rank(folder, *, met):
         comm.Barrier()
     except MPI.Exception as error:
         left = comm.Shrink()
-        Path(folder, str(comm.rank)).write_text(json.dumps([error.code, str(error), left.allreduce(comm.rank)]))
+        found = error.Get_error_class() == MPI.ERR_PROC_FAILED, str(error), left.allreduce(comm.rank)
+        Path(folder, str(comm.rank)).write_text(json.dumps(found))
 
 
 def lose_one_of(ranks, folder, client, *, met=True, **options):
@@ -238,8 +240,8 @@ def lose_one_of(ranks, folder, client, *, met=True, **options):
         )
     others = [rank for rank in range(ranks) if rank != 1]
     for rank in others:
-        code, text, total = json.loads((folder / str(rank)).read_text())
-        assert code == "rank_lost"
+        is_lost, text, total = json.loads((folder / str(rank)).read_text())
+        assert is_lost
         assert "rank 1" in text
         assert total == sum(others)
 
@@ -257,11 +259,12 @@ def test_lazily_connected_ranks_support_all_operations(client, sandbox):
 
 def test_lazy_ranks_have_only_needed_connections(client):
     def work():
-        comm = MPI.COMM_WORLD
-        before = comm.ways
-        if comm.rank < 2:
-            comm.sendrecv(comm.rank, 1 - comm.rank)
-        return before, comm.ways
+        group = groups.world()
+        before = group.ways
+        if group.rank < 2:
+            group.send(group.rank, 1 - group.rank)
+            group.recv(1 - group.rank)
+        return before, group.ways
 
     found = dayfly.run(work, ranks=3, client=client, timeout=60, lazy_connect=True)
     assert [before for before, _ in found] == [[None] * 3] * 3
@@ -272,26 +275,118 @@ def test_rank_killed_before_its_first_contact_is_reported(client, tmp_path):
     lose_one_of(4, tmp_path, client, met=False, lazy_connect=True)
 
 
+def objects_of_a_group():
+    group = groups.world()
+    rank, size = group.rank, group.size
+    assert group.bcast({"from": rank}, root=size - 1) == {"from": size - 1}
+    assert group.gather("x" * rank, root=0) == (["x" * r for r in range(size)] if rank == 0 else None)
+    assert group.allgather((rank, None)) == [(r, None) for r in range(size)]
+    large = group.bcast(np.arange(300_000) if rank == 0 else None)
+    assert large.sum() == np.arange(300_000).sum()
+    if rank == 0:
+        found = [group.receive(tag=7) for _ in range(size - 1)]
+        assert sorted(found) == [(2 * r, r, 7) for r in range(1, size)]
+    else:
+        group.send("first", 0, tag=6)
+        group.send(2 * rank, 0, tag=7)
+    group.barrier()
+    assert group.has_message() == (rank == 0)
+    assert rank or [group.recv(r, 6) for r in range(1, size)] == ["first"] * (size - 1)
+    half = group.split(rank % 2, key=-rank)
+    assert half.allgather(rank) == sorted((r for r in range(size) if r % 2 == rank % 2), reverse=True)
+    assert (group.split(None if rank else 0) is None) == (rank > 0)
+    return "done"
+
+
+@pytest.mark.parametrize(("ranks", "sandbox"), [(1, "process"), (4, "process"), (3, "isolated")])
+def test_groups_exchange_objects_without_mpi(client, ranks, sandbox):
+    assert dayfly.run(objects_of_a_group, ranks=ranks, client=client, timeout=60, sandbox=sandbox) == ["done"] * ranks
+
+
+def continue_without_the_lost():
+    group = groups.world()
+    group.barrier()
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        group.recv(1)
+    except dayfly.GroupError as error:
+        left = group.shrink()
+        return error.code, sum(left.allgather(group.rank))
+
+
+def test_group_reports_lost_rank_and_shrinks(client):
+    with client.gang(3, mode="warm") as gang:
+        futures = start_ranks(gang, invitation_to(client, 3), pack_call(continue_without_the_lost))
+        assert [futures[rank].result(30) for rank in (0, 2)] == [("rank_lost", 2)] * 2
+
+
 def test_process_without_group_has_one_rank():
     run_python(
         """
-        from dayfly import MPI
+        from dayfly import MPI, groups
+        import dayfly.MPI, mpi4py.MPI
+        assert dayfly.MPI is mpi4py.MPI is MPI
         comm = MPI.COMM_WORLD
         assert (comm.rank, comm.size) == (0, 1)
         assert comm.allreduce(5) == 5
         assert comm.bcast("x") == "x"
+        assert groups.world().allgather("x") == ["x"]
         """
     )
 
 
-def test_foreign_processes_form_groups_by_shared_secret(client):
-    place = client.rendezvous()
-    invitation = {"rendezvous": place["address"], "key": place["key"], "name": "shells", "secret": "ab" * 16, "size": 3}
-    program = textwrap.dedent(
+def test_mpi_without_mpi4py_names_the_extra():
+    run_python(
         """
-        from dayfly import MPI
-        comm = MPI.COMM_WORLD
-        print(comm.allreduce(comm.rank), comm.allgather(comm.rank))
+        import sys
+        sys.modules["mpi4py"] = None
+        import dayfly
+        try:
+            from dayfly import MPI
+        except ImportError as error:
+            assert "dayfly[mpi]" in str(error), error
+        else:
+            raise AssertionError("imported")
+        """
+    )
+
+
+def test_other_library_in_mpi4py_is_refused(tmp_path):
+    # Stands for an mpi4py that was compiled with another MPI.
+    module = tmp_path / "mpi4py"
+    module.mkdir()
+    (module / "__init__.py").touch()
+    (module / "MPI.py").write_text("def Get_library_version(): return 'Other MPI v4.1, and more'")
+    run_python(
+        """
+        try:
+            from dayfly import MPI
+        except ImportError as error:
+            assert "mpi4py uses Other MPI v4.1 in this process" in str(error), error
+        else:
+            raise AssertionError("imported")
+        """,
+        PYTHONPATH=str(tmp_path),
+    )
+
+
+@pytest.mark.parametrize("order", ["MPI, groups", "groups, MPI"])
+def test_foreign_processes_form_groups_by_shared_secret(client, order):
+    place = client.rendezvous()
+    invitation = {"rendezvous": place["address"], "key": place["key"], "name": order, "secret": "ab" * 16, "size": 3}
+    program = textwrap.dedent(
+        f"""
+        import importlib
+        for name in {order.split(", ")!r}:
+            module = importlib.import_module("dayfly." + name)
+            if name == "MPI":
+                comm = module.COMM_WORLD
+            else:
+                group = module.world()
+        # Both number the ranks in the same way, though the invitation does not.
+        assert group.rank == comm.rank
+        print(comm.allreduce(comm.rank), group.allgather(comm.rank))
         """
     )
     processes = [
@@ -310,10 +405,22 @@ def test_foreign_processes_form_groups_by_shared_secret(client):
 def test_incomplete_group_names_the_missing_ranks(client):
     place = client.rendezvous()
     invitation = {"rendezvous": place["address"], "key": place["key"], "name": "lonely", "secret": "ab" * 16, "size": 3}
-    invitation |= {"rank": 1, "patience_s": 1}
+    text = json.dumps(invitation | {"rank": 1, "patience_s": 1})
     with pytest.raises(dayfly.Error, match="0, 2") as caught:
-        Communicator.join(json.dumps(invitation))
+        Communicator.join(text)
     assert caught.value.code == "timed_out"
+    run_python(
+        """
+        import dayfly
+        try:
+            from dayfly import MPI
+        except dayfly.Error as error:
+            assert error.code == "timed_out" and "0, 2" in str(error), error
+        else:
+            raise AssertionError("imported")
+        """,
+        DAYFLY_GROUP=text,
+    )
 
 
 def beyond_what_32_bits_count(length):

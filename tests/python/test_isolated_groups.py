@@ -39,11 +39,11 @@ def connectors() -> list[int]:
 
 
 def places():
-    from dayfly import MPI
+    from dayfly import groups
 
     with open("/proc/net/dev") as file:
         interfaces = [line.split(":")[0].strip() for line in file if ":" in line]
-    return MPI.COMM_WORLD.allgather((os.getpid(), interfaces))
+    return groups.world().allgather((os.getpid(), interfaces))
 
 
 def test_ranks_without_network_form_one_group(client, level):
@@ -58,9 +58,9 @@ def sockets_held():
     import socket
     import stat
 
-    from dayfly import MPI
+    from dayfly import groups
 
-    MPI.COMM_WORLD.barrier()
+    groups.world().barrier()
     families = set()
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         try:
@@ -84,14 +84,14 @@ def test_killed_rank_is_reported_and_others_continue(client, tmp_path):
 def waits_for_a_message(place):
     from pathlib import Path
 
-    from dayfly import MPI
+    from dayfly import groups
 
-    comm = MPI.COMM_WORLD
-    comm.barrier()
-    Path(place, str(comm.rank)).touch()
+    group = groups.world()
+    group.barrier()
+    Path(place, str(group.rank)).touch()
     try:
-        comm.recv(source=MPI.ANY_SOURCE)
-    except MPI.Exception as error:
+        group.recv()
+    except dayfly.GroupError as error:
         return str(error.code)
     return "a message from nobody"
 
@@ -179,7 +179,7 @@ def test_rank_that_dies_while_joining_is_reported(client):
     group = invitation_to(client, 3)
     text = json.dumps({"is": "join", "version": 1, "invitation": group | {"rank": 1}})
     with client.gang(2, mode="warm", sandbox="isolated") as gang:
-        gang.rank(0).call(lambda: bool(__import__("dayfly.MPI")))
+        gang.rank(0).call(lambda: bool(__import__("dayfly.groups")))
         waiting = gang.rank(0).submit(run_rank, json.dumps(group | {"rank": 0}), pack_call(places), {})
         with pytest.raises(dayfly.WorkerDied):
             gang.rank(1).submit(dies_while_joining, SOCKET, text).result(timeout=20)

@@ -1,16 +1,14 @@
-//! Communicators for Python, used by `dayfly.MPI`.
+//! Communicators for Python, used by `dayfly.groups` and `dayfly.torch`.
 
 mod collective;
 mod request;
 
 use std::ops::Range;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use dayfly_comm::membership::Membership;
 use dayfly_comm::{
-    ANY_SOURCE, ANY_TAG, Communicator as Inner, Datatype, Invitation, LostRanks, Operation, Options, PeerConnection,
-    Route, World,
+    ANY_SOURCE, ANY_TAG, Communicator as Inner, Invitation, LostRanks, Operation, Options, Route, World,
 };
 use dayfly_protocol::error::Failure;
 use pyo3::exceptions::PyValueError;
@@ -40,22 +38,13 @@ fn found(status: dayfly_comm::Status) -> Found {
 #[pyclass(frozen, module = "dayfly._native")]
 pub struct Communicator {
     inner: Guarded<Arc<Inner>>,
-    /// For each rank, the lowest rank of the whole group on the same host.
-    hosts: Vec<u32>,
     /// The membership in the group. The process leaves when the last of its communicators is dropped.
     membership: Option<Arc<Membership>>,
 }
 
 impl Communicator {
     fn part(&self, inner: Inner) -> Self {
-        let place = |member: &u32| self.inner.members().iter().position(|known| known == member);
-        let host = |member: &u32| place(member).and_then(|place| self.hosts.get(place)).copied();
         Self {
-            hosts: inner
-                .members()
-                .iter()
-                .map(|member| host(member).unwrap_or(*member))
-                .collect(),
             inner: Guarded::new(Arc::new(inner)),
             membership: self.membership.clone(),
         }
@@ -108,12 +97,11 @@ impl Communicator {
             .map_err(|failure| failed(py, &failure))?;
         let World {
             communicator,
-            hosts,
             membership,
+            ..
         } = world;
         Ok(Self {
             inner: Guarded::new(Arc::new(communicator)),
-            hosts,
             membership: Some(Arc::new(membership)),
         })
     }
@@ -124,44 +112,6 @@ impl Communicator {
         let formed = Inner::form(0, 1, vec![None], Arc::new(LostRanks::default()), Options::default());
         Ok(Self {
             inner: Guarded::new(Arc::new(formed.map_err(|failure| failed(py, &failure))?)),
-            hosts: vec![0],
-            membership: None,
-        })
-    }
-
-    /// Returns a group of ranks that are already connected by these socket descriptors, and takes ownership of them.
-    /// This rank's own entry is negative. For measurements. Messages are not encrypted, so use it only between
-    /// processes of one host or over a trusted network.
-    #[staticmethod]
-    fn over(py: Python<'_>, rank: u32, sockets: Vec<RawFd>, remote: bool) -> PyResult<Self> {
-        let connection = |socket: RawFd| {
-            // SAFETY: the caller transfers ownership of the descriptor.
-            let owned = (socket >= 0).then(|| unsafe { OwnedFd::from_raw_fd(socket) })?;
-            Some(match remote {
-                true => PeerConnection::Remote {
-                    socket: owned.into(),
-                    session: None,
-                    route: Route::Direct,
-                },
-                false => PeerConnection::Local(owned.into()),
-            })
-        };
-        let size = u32::try_from(sockets.len()).unwrap_or(u32::MAX);
-        let connections: Vec<Option<PeerConnection>> = sockets.into_iter().map(connection).collect();
-        let formed = Inner::form(
-            rank,
-            size,
-            connections,
-            Arc::new(LostRanks::default()),
-            Options::default(),
-        );
-        Ok(Self {
-            inner: Guarded::new(Arc::new(formed.map_err(|failure| failed(py, &failure))?)),
-            hosts: if remote {
-                (0..size).collect()
-            } else {
-                vec![0; size as usize]
-            },
             membership: None,
         })
     }
@@ -176,18 +126,6 @@ impl Communicator {
     #[getter]
     fn size(&self) -> u32 {
         self.inner.peek().size()
-    }
-
-    /// Returns the ranks as ranks of the whole group.
-    #[getter]
-    fn members(&self) -> Vec<u32> {
-        self.inner.peek().members().to_vec()
-    }
-
-    /// Returns a number for each rank that all ranks on the same host share.
-    #[getter]
-    fn hosts(&self) -> Vec<u32> {
-        self.hosts.clone()
     }
 
     /// Returns how bytes travel to each rank: `local`, `direct`, `punched`, `relay`, `stored` or `fabric`. `None` for
@@ -211,27 +149,6 @@ impl Communicator {
         let mut view = Memory::to(buffer, true)?;
         let (from, under) = (source(from)?, tag(under)?);
         self.with(py, |comm| comm.recv(view.bytes_mut(), from, under).map(found))
-    }
-
-    /// Sends and receives at the same time.
-    #[allow(clippy::too_many_arguments)]
-    fn sendrecv(
-        &self,
-        py: Python<'_>,
-        buffer: &Bound<'_, PyAny>,
-        dest: i64,
-        sendtag: i64,
-        into: &Bound<'_, PyAny>,
-        from: i64,
-        recvtag: i64,
-    ) -> PyResult<Found> {
-        let (out, mut into) = (Memory::to(buffer, false)?, Memory::to(into, true)?);
-        let (to, sent) = (number(dest, "rank")?, number(sendtag, "tag")?);
-        let (from, received) = (source(from)?, tag(recvtag)?);
-        self.with(py, |comm| {
-            let status = comm.sendrecv(out.bytes(), to, sent, into.bytes_mut(), from, received);
-            status.map(found)
-        })
     }
 
     /// Waits for a message, without receiving it.
@@ -267,7 +184,7 @@ impl Communicator {
     }
 
     /// Runs a collective operation. Returns a request if it continues in the background.
-    #[pyo3(signature = (name, own=None, into=None, *, root=0, datatype=None, op=None, sent=None, received=None, counts=None, background=false))]
+    #[pyo3(signature = (name, own=None, into=None, *, root=0, op=None, sent=None, received=None, counts=None, background=false))]
     #[allow(clippy::too_many_arguments)]
     fn collective(
         slf: &Bound<'_, Self>,
@@ -275,7 +192,6 @@ impl Communicator {
         own: Option<&Bound<'_, PyAny>>,
         into: Option<&Bound<'_, PyAny>>,
         root: i64,
-        datatype: Option<u8>,
         op: Option<&Op>,
         sent: Option<Vec<(usize, usize)>>,
         received: Option<Vec<(usize, usize)>>,
@@ -284,10 +200,7 @@ impl Communicator {
     ) -> PyResult<Option<Request>> {
         let own = own.map(|own| Memory::to(own, false)).transpose()?;
         let into = into.map(|into| Memory::to(into, true)).transpose()?;
-        let datatype = match datatype {
-            Some(number) => Datatype::ALL.get(usize::from(number)).copied(),
-            None => Some(own_type(slf.py(), own.as_ref(), into.as_ref(), op.is_some())?),
-        };
+        let datatype = own_type(slf.py(), own.as_ref(), into.as_ref(), op.is_some())?;
         let mut job = Job {
             kind: Kind::of(name)?,
             own,
@@ -296,7 +209,7 @@ impl Communicator {
             received: ranges(received)?,
             counts: counts.unwrap_or_default(),
             root: number(root, "rank")?,
-            datatype: datatype.ok_or_else(|| PyValueError::new_err("there is no such datatype"))?,
+            datatype,
             operation: op.map_or(Operation::Sum, |op| op.operation.clone()),
         };
         if background {
@@ -309,33 +222,11 @@ impl Communicator {
         slf.get().with(slf.py(), |comm| job.run(comm)).map(|()| None)
     }
 
-    /// Copies the root's buffer to all ranks. Returns false if the buffer is read-only: it must be writable on the
-    /// root, too.
-    fn bcast(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, root: i64) -> PyResult<bool> {
-        let root = number(root, "rank")?;
-        let mut view = Memory::to(buffer, self.inner.peek().rank() != root)?;
-        if view.readonly() {
-            return Ok(false);
-        }
-        self.with(py, |comm| comm.bcast(view.bytes_mut(), root)).map(|()| true)
-    }
-
-    /// Gathers the buffers of all ranks to all ranks, in the order of the ranks.
-    fn allgather(&self, py: Python<'_>, own: &Bound<'_, PyAny>, into: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (own, mut into) = (Memory::to(own, false)?, Memory::to(into, true)?);
-        self.with(py, |comm| comm.allgather(own.bytes(), into.bytes_mut()))
-    }
-
     /// Returns a communicator of the ranks with the same color, ordered by key. Returns `None` on a rank without a
     /// color.
     fn split(&self, py: Python<'_>, color: Option<u32>, key: i64) -> PyResult<Option<Self>> {
         let part = self.with(py, |comm| comm.split(color, key))?;
         Ok(part.map(|part| self.part(part)))
-    }
-
-    /// Returns another communicator of the same ranks, whose messages are separate.
-    fn dup(&self, py: Python<'_>) -> PyResult<Self> {
-        self.with(py, Inner::dup).map(|dup| self.part(dup))
     }
 
     /// Returns a communicator of the surviving ranks.

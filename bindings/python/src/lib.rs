@@ -49,8 +49,6 @@ mod _native {
     #[pymodule_export]
     use super::foreign::Foreign;
     #[pymodule_export]
-    use super::memory::Memory;
-    #[pymodule_export]
     use super::offload::OffloadPlanner;
     #[pymodule_export]
     use super::pool::{Call, Failure, Options, Pool};

@@ -16,8 +16,7 @@ fn refuse(py: Python<'_>, message: &str) -> PyErr {
     raise(py, Code::InvalidRequest, message)
 }
 
-/// Contiguous memory of another object, which it keeps alive. Exports the bytes through the buffer protocol.
-#[pyclass(frozen, module = "dayfly._native")]
+/// Contiguous memory of another object, which it keeps alive.
 pub struct Memory {
     start: *mut c_void,
     length: usize,
@@ -217,7 +216,7 @@ impl Memory {
         }
         if memory.datatype.is_none() {
             let message = format!(
-                "elements of type '{}', which ranks do not know; name one: [data, MPI.BYTE]",
+                "elements of type '{}', which ranks do not know; pass its bytes",
                 memory.format
             );
             return Err(refuse(object.py(), &message));
@@ -245,6 +244,28 @@ impl Memory {
         }
         // SAFETY: as above, and the memory is writable.
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.length) }
+    }
+
+    /// Returns the memory that an object exports.
+    fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        // SAFETY: the object is alive.
+        if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0 {
+            return Self::of_buffer(object);
+        }
+        if object.hasattr("__dlpack__")? {
+            return Self::of_tensor(object);
+        }
+        if object.hasattr("__cuda_array_interface__")? {
+            return Err(on_a_device(py, 2));
+        }
+        let name = object.get_type().name()?;
+        Err(refuse(
+            py,
+            &format!(
+                "{name} is not a buffer: pass an array, or another object with the buffer protocol or DLPack"
+            ),
+        ))
     }
 
     fn of_buffer(object: &Bound<'_, PyAny>) -> PyResult<Self> {
@@ -393,79 +414,5 @@ impl Tensor {
         Err(PyBufferError::new_err(
             "its __dlpack__ does not return a capsule of DLPack",
         ))
-    }
-}
-
-#[pymethods]
-impl Memory {
-    /// Returns the memory that an object exports.
-    #[staticmethod]
-    fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let py = object.py();
-        // SAFETY: the object is alive.
-        if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0 {
-            return Self::of_buffer(object);
-        }
-        if object.hasattr("__dlpack__")? {
-            return Self::of_tensor(object);
-        }
-        if object.hasattr("__cuda_array_interface__")? {
-            return Err(on_a_device(py, 2));
-        }
-        let name = object.get_type().name()?;
-        Err(refuse(
-            py,
-            &format!(
-                "{name} is not a buffer: pass an array, or another object with the buffer protocol or DLPack; the methods \
-                      in lower case take any object"
-            ),
-        ))
-    }
-
-    /// Returns the number of the elements' datatype, if it is supported.
-    #[getter]
-    fn datatype(&self) -> Option<u8> {
-        self.datatype.map(|datatype| datatype as u8)
-    }
-
-    /// Returns the object's name of the element type.
-    #[getter]
-    fn format(&self) -> &str {
-        &self.format
-    }
-
-    /// Returns whether the memory is read-only. The name is that of `memoryview`.
-    #[getter]
-    pub fn readonly(&self) -> bool {
-        self.read_only
-    }
-
-    /// Returns the length in bytes. The name is that of `memoryview`.
-    #[getter]
-    fn nbytes(&self) -> usize {
-        self.length
-    }
-
-    /// Returns the datatype and the number of elements, if the datatype is supported and the memory is writable or
-    /// `write` is false.
-    fn elements(&self, write: bool) -> Option<(u8, usize)> {
-        let datatype = self.datatype.filter(|_| !(write && self.read_only))?;
-        Some((datatype as u8, self.length / datatype.bytes()))
-    }
-
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        if view.is_null() {
-            return Err(PyBufferError::new_err("the interpreter passed no view to fill in"));
-        }
-        let own = slf.get();
-        let length = ffi::Py_ssize_t::try_from(own.length).map_err(|_| PyBufferError::new_err("too many bytes"))?;
-        // SAFETY: the interpreter supplies `view`. The memory lives as long as this object, and the view holds a
-        // reference to it.
-        let filled =
-            unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), own.start, length, own.read_only.into(), flags) };
-        if filled != 0 {
-            return Err(PyErr::fetch(slf.py()));
-        }
-        Ok(())
     }
 }

@@ -1,6 +1,7 @@
 """What `dayfly bench comm --language python` measures: ranks.py MODULE OP BLOCKS MOST MS SIZE...
 
-Under mpi4py it is started by mpirun. Under Dayfly DAYFLY_BENCH_RANK tells the rank, and the descriptors of its sockets.
+Both sides are mpi4py. MODULE is mpi4py for Open MPI, whose mpirun starts it, or dayfly for Dayfly's MPI library, which
+finds the rank and the descriptors of its sockets in DAYFLY_BENCH_RANK.
 Rank 0 prints, for each size, the microseconds of one operation in the fastest of BLOCKS blocks of up to MOST
 operations, which take up to MS milliseconds.
 """
@@ -18,12 +19,10 @@ def world(module):
 
         return MPI.COMM_WORLD
     from dayfly import MPI
-    from dayfly._native import Communicator
 
-    transport, rank, *sockets = os.environ["DAYFLY_BENCH_RANK"].split()
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[int(rank) % len(cores)]})
-    return MPI.Comm(Communicator.over(int(rank), [int(one) for one in sockets], transport == "tcp"))
+    rank, cores = MPI.COMM_WORLD.Get_rank(), sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    return MPI.COMM_WORLD
 
 
 def operation(comm, op, send, receive):

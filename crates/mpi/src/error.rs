@@ -103,6 +103,8 @@ pub struct Error {
     /// A class of [`class`], or a program's own code.
     pub code: c_int,
     pub text: String,
+    /// Why the group failed; `None` if the program or this library is the cause.
+    pub failure: Option<Code>,
 }
 
 impl Error {
@@ -110,6 +112,7 @@ impl Error {
         Self {
             code,
             text: text.into(),
+            failure: None,
         }
     }
 
@@ -121,9 +124,13 @@ impl Error {
         let mut texts = lock(&MESSAGES);
         let at = texts.next % MAX_MESSAGES;
         texts.next += 1;
+        let message = Message {
+            text: self.text.clone(),
+            failure: self.failure,
+        };
         match texts.all.get_mut(at) {
-            Some(slot) => slot.clone_from(&self.text),
-            None => texts.all.push(self.text.clone()),
+            Some(slot) => *slot = message,
+            None => texts.all.push(message),
         }
         self.code | ((at + 1) as c_int) << 8
     }
@@ -139,7 +146,10 @@ impl From<Failure> for Error {
             Code::OutOfMemory => class::NO_MEM,
             _ => class::OTHER,
         };
-        Self::new(code, failure.message)
+        Self {
+            failure: Some(failure.code),
+            ..Self::new(code, failure.message)
+        }
     }
 }
 
@@ -153,8 +163,14 @@ const MAX_MESSAGES: usize = 4096;
 /// First code of programs.
 const FIRST_OWN: c_int = 0x4000_0000;
 
+#[derive(Clone)]
+struct Message {
+    text: String,
+    failure: Option<Code>,
+}
+
 struct Messages {
-    all: Vec<String>,
+    all: Vec<Message>,
     next: usize,
 }
 
@@ -215,11 +231,26 @@ pub fn text_of(code: c_int) -> Option<String> {
                 format!("{prefix}{name}: {text}")
             })?,
     };
-    let at = (code >> 8) as usize;
-    match at.checked_sub(1).and_then(|at| lock(&MESSAGES).all.get(at).cloned()) {
-        Some(message) => Some(format!("{name}: {message}")),
+    match message_of(code) {
+        Some(message) => Some(format!("{name}: {}", message.text)),
         None => Some(name),
     }
+}
+
+/// The message that a code carries, if it carries one.
+fn message_of(code: c_int) -> Option<Message> {
+    if !(0..FIRST_OWN).contains(&code) {
+        return None;
+    }
+    let at = ((code >> 8) as usize).checked_sub(1)?;
+    lock(&MESSAGES).all.get(at).cloned()
+}
+
+/// Writes why a group failed, as the name of a [`Code`] and a message; two empty texts if it did not.
+pub fn describe(failure: Option<Code>, text: &str, name: TextOut, message: TextOut) -> Result<()> {
+    name.set(failure.map_or("", Code::name), MAX_ERROR_STRING)?;
+    message.set(if failure.is_some() { text } else { "" }, MAX_ERROR_STRING)?;
+    Ok(())
 }
 
 fn add(of: Option<c_int>) -> c_int {
@@ -267,6 +298,14 @@ mpi! {
         let written = text_of(code).ok_or_else(|| invalid_code(code))?;
         length.set(text.set(&written, MAX_ERROR_STRING)?);
         Ok(())
+    }
+
+    /// For bindings: the code and the message of Dayfly's own error that a code of MPI stands for, each with room for
+    /// 512 bytes; empty if the program is the cause.
+    fn MPIX_Dayfly_failure(code: c_int, name: TextOut, message: TextOut) [()] {
+        let found = message_of(code);
+        let text = found.as_ref().map_or("", |found| &found.text);
+        describe(found.as_ref().and_then(|found| found.failure), text, name, message)
     }
 
     fn MPI_Add_error_class(class: Out<c_int>) [()] {

@@ -23,6 +23,7 @@ mod file;
 mod group;
 mod handle;
 mod info;
+mod inherited;
 mod integer;
 mod long_double;
 mod op;

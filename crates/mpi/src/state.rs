@@ -12,19 +12,20 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use dayfly_comm::membership::Membership;
 use dayfly_comm::{Communicator, Invitation, LostRanks, Options, World};
+use dayfly_protocol::error::Code;
 
 use crate::communicator::{self, Communicators};
 use crate::error::{Error, Result, class};
 use crate::face::{mpi, mpi_value};
 use crate::handle::{Comm, Errhandler};
 use crate::pointer::{Buffer, Out, TextOut};
-use crate::{attribute, errhandler, file, point, probe, request, session, window};
+use crate::{attribute, errhandler, error, file, inherited, point, probe, request, session, window};
 
 /// Context of `MPI_COMM_SELF`, and of the messages by which ranks agree on new communicators. Equal on all ranks, since
 /// the world's is 0.
 const SELF_CONTEXT: u32 = 1;
 const CONTROL_CONTEXT: u32 = 2;
-/// Run of the invitation's group that MPI joins. A process may join the group itself too: `dayfly.MPI` does.
+/// Run of the invitation's group that MPI joins. A process may join the group itself too, as `dayfly.groups` does.
 const RUN: &str = "mpi";
 
 /// What lives from initialisation to the end.
@@ -108,11 +109,23 @@ pub fn begin_session() -> Result<()> {
         resume()?;
     }
     let mut sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
-    if *sessions == 0 {
+    if *sessions == 0 && current().is_none() {
         join()?;
     }
     *sessions += 1;
     Ok(())
+}
+
+/// Joins the group that `MPI_Init` would join, unless this process is in one.
+fn join_ahead() -> Result<()> {
+    if RESUMES.load(Ordering::Acquire) {
+        return resume();
+    }
+    let sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    match *sessions == 0 && current().is_none() && !INITIALIZED.load(Ordering::Acquire) {
+        true => join(),
+        false => Ok(()),
+    }
 }
 
 /// Joins the group of a worker's next task, if no other thread has done so.
@@ -146,8 +159,9 @@ fn join() -> Result<()> {
             "MPI cannot be initialised again after its end",
         ));
     }
-    let (world, membership) = match Invitation::from_environment()? {
-        Some(mut invitation) => {
+    let (world, membership) = match (inherited::world()?, Invitation::from_environment()?) {
+        (Some(communicator), _) => (communicator, None),
+        (None, Some(mut invitation)) => {
             invitation.run.push_str(RUN);
             let World {
                 communicator,
@@ -156,7 +170,7 @@ fn join() -> Result<()> {
             } = invitation.accept()?;
             (communicator, Some(membership))
         }
-        None => {
+        (None, None) => {
             let lost = Arc::new(LostRanks::default());
             (Communicator::form(0, 1, vec![None], lost, Options::default())?, None)
         }
@@ -259,6 +273,16 @@ mpi! {
 
     fn MPI_Finalize() [()] {
         finalize()
+    }
+
+    /// For bindings that want the error of a group that cannot be joined, which ends the process in `MPI_Init`: joins the
+    /// group before. Writes the code and the message of the error, each into room for 512 bytes; two empty texts if there
+    /// is none.
+    fn MPIX_Dayfly_join(name: TextOut, message: TextOut) [()] {
+        match join_ahead() {
+            Ok(()) => error::describe(None, "", name, message),
+            Err(error) => error::describe(Some(error.failure.unwrap_or(Code::Internal)), &error.text, name, message),
+        }
     }
 
     /// For workers, between two tasks: see the top of this module.

@@ -6,9 +6,12 @@ import json
 import os
 import secrets
 import socket
+import sys
 from typing import Any, NamedTuple, Protocol
 
+from dayfly import groups
 from dayfly._failures import error_for
+from dayfly._mpi_library import is_over_dayfly
 from dayfly._native import Rendezvous
 
 from dayfly_frames import _frames
@@ -27,7 +30,7 @@ ROUTE = ("rendezvous", "key", "voucher", "trust_fabric", "fabric", "store", "cha
 
 
 class Communicator(Protocol):
-    """What a session needs of mpi4py's and Dayfly's communicators."""
+    """What a session needs of mpi4py's communicators and of Dayfly's groups."""
 
     @property
     def rank(self) -> int: ...
@@ -142,16 +145,11 @@ def _secrets(size: int, timeout: float) -> dict[str, Any]:
 
 
 def _route_of(comm: Communicator) -> dict[str, Any] | None:
-    """Returns how the ranks of a group of Dayfly have met, if the communicator is one of its own."""
-    if not type(comm).__module__.startswith("dayfly."):
-        return None
-    from dayfly import MPI
-
-    invitation = getattr(MPI, "_invitation", None)
-    if invitation is None:
-        return None
-    known = json.loads(invitation)
-    return {name: known[name] for name in ROUTE if name in known}
+    """Returns how the ranks of this process's group have met; None for the ranks of another MPI."""
+    module = sys.modules.get("mpi4py.MPI")
+    is_of_dayfly = isinstance(comm, groups.Group) or (module is not None and is_over_dayfly(module))
+    known = groups.invitation() if is_of_dayfly else None
+    return known and {name: known[name] for name in ROUTE if name in known}
 
 
 def _own_rendezvous(hosts: list[str], address: str | None) -> tuple[Rendezvous, dict[str, Any]]:

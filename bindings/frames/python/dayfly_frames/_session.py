@@ -43,10 +43,10 @@ class Session:
     ) -> RankSession:
         """Opens a session on all ranks of a communicator. Each has a part of the rows. All ranks call this.
 
-        ``with Session.of(MPI.COMM_WORLD) as session:``, with ``MPI`` of mpi4py or of Dayfly. Every rank makes the same
-        frames and calls the same operations in the same order, as with collective operations. `RankSession.local` makes
-        a frame of the ranks' own rows; `Frame.here` returns the rows of a result that are on this rank, and
-        `Frame.collect` all of them on every rank.
+        ``with Session.of(MPI.COMM_WORLD) as session:``, with ``MPI`` of mpi4py, or ``Session.of(dayfly.groups.world())``
+        without it. Every rank makes the same frames and calls the same operations in the same order, as with collective
+        operations. `RankSession.local` makes a frame of the ranks' own rows; `Frame.here` returns the rows of a result
+        that are on this rank, and `Frame.collect` all of them on every rank.
 
         Args:
             comm: the ranks. Only ``rank``, ``size``, ``allgather`` and ``bcast`` are used, here alone.
@@ -57,8 +57,8 @@ class Session:
             partition_bytes: as for `Client.frames`.
             storage_options: as for `Client.frames`; ``"env"`` takes the variables of this rank.
             timeout: seconds that a rank waits for the others, and for a query to end.
-            address: address of rank 0's host that the other hosts reach, if it has several. The ranks of mpi4py meet
-                there; those of Dayfly meet where their group has met.
+            address: address of rank 0's host that the other hosts reach, if it has several. The ranks of other MPI
+                libraries meet there; those of Dayfly meet where their group has met.
 
         Raises:
             dayfly.RequestError: on all ranks, if one has options that make no sense.

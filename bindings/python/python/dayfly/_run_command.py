@@ -24,12 +24,13 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import dayfly
-from dayfly import MPI
 from dayfly._groups import storage
 from dayfly._groups.run import group_settings, invitation_to, kill_all, rank_variables, run_with_restarts
 from dayfly._mpi_library import mpi_variables
 from dayfly._native import Communicator, Objects
 from dayfly._text import shown
+from dayfly._worker import GROUP_VARIABLE
+from dayfly.groups import Group
 
 #: Maximum bytes of one message of output. Longer lines are sent in parts.
 MAX_LINE = 64 << 10
@@ -107,7 +108,7 @@ def _add_stored(tar: tarfile.TarFile, url: str) -> tuple[str, bool]:
 def _rank(group: str, console: str, program: Program) -> int:
     """Runs on each worker: starts the program, and sends its output to the launcher, line by line."""
     with storage.environment_variables(program.environment):
-        out = MPI.Comm(Communicator.join(console))
+        out = Group(Communicator.join(console))
     launcher = out.size - 1
     lines: queue.Queue[tuple[str, bytes] | None] = queue.Queue(maxsize=1000)
 
@@ -119,11 +120,11 @@ def _rank(group: str, console: str, program: Program) -> int:
     with tempfile.TemporaryDirectory(prefix="dayfly-run-") as place:
         with tarfile.open(fileobj=io.BytesIO(program.archive)) as tar:
             tar.extractall(place, filter="tar")
-        interpreter = [sys.executable, "-u"] if program.is_python else []
+        interpreter = [sys.executable, "-u", "-m", "dayfly._rank_program"] if program.is_python else []
         process = subprocess.Popen(
             [*interpreter, os.path.join(place, program.name), *program.arguments],
             cwd=program.directory if os.path.isdir(program.directory) else place,
-            env=os.environ | mpi_variables(os.environ) | {MPI.GROUP_VARIABLE: group} | program.environment,
+            env=os.environ | mpi_variables(os.environ) | {GROUP_VARIABLE: group} | program.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -191,13 +192,12 @@ def _listen(
     show: Callable[[int, str, bytes], None],
 ) -> None:
     """Shows the ranks' output, until all have ended."""
-    listener = MPI.Comm(Communicator.join(json.dumps(console | {"rank": options.ranks})))
+    listener = Group(Communicator.join(json.dumps(console | {"rank": options.ranks})))
     until = None if options.timeout is None else time.monotonic() + options.timeout
-    status, failed_at = MPI.Status(), None
+    failed_at = None
     while len(statuses) < options.ranks:
-        if listener.iprobe(status=status):
-            rank = status.Get_source()
-            what, value = listener.recv(source=rank, tag=status.Get_tag())
+        if listener.has_message():
+            (what, value), rank, _ = listener.receive()
             if what == "end":
                 statuses[rank] = value if value >= 0 else 128 - value
                 if value and failed_at is None:
@@ -209,7 +209,7 @@ def _listen(
             if rank not in statuses and future.done():
                 error = future.exception()
                 # All output of this rank has already been received, or is lost.
-                if error is not None and not listener.iprobe(source=rank):
+                if error is not None and not listener.has_message(rank):
                     raise error
         now = time.monotonic()
         if until is not None and now > until:

@@ -22,10 +22,6 @@ MIXED = 3
 GROUP_VARIABLE = "DAYFLY_GROUP"
 
 
-#: Classes of MPI's errors by which it reports a lost rank: ``MPIX_ERR_PROC_FAILED`` and its form for requests.
-LOST_RANK_CLASSES = (101, 102)
-
-
 class _Group:
     """The group that this process is in."""
 
@@ -38,7 +34,8 @@ class _Group:
 def enter_group(invitation: str) -> None:
     """Makes a group ``MPI.COMM_WORLD``, for this process and for programs that the function starts.
 
-    That holds for mpi4py, for ``dayfly.MPI`` and for programs that were linked with MPICH.
+    That holds for mpi4py, which ``dayfly.MPI`` is, for ``dayfly.groups`` and for programs that were linked with MPICH.
+    Nothing joins the group before its first use.
     """
     leave_group()
     from dayfly._mpi_library import mpi_variables
@@ -51,17 +48,13 @@ def enter_group(invitation: str) -> None:
 
 
 def leave_group(succeeded: bool = False) -> None:
-    """Leaves the group of a previous call, also one that a function created itself.
-
-    After a success, MPI waits for the other ranks. Otherwise it leaves at once, and they see that this rank is lost.
-    """
+    """Leaves the group of a previous call, also one that a function created itself, as `leave_mpi_world` does."""
     if _Group.process not in (None, os.getpid()):
         return
     os.environ.pop(GROUP_VARIABLE, None)
-    if "mpi4py.MPI" in sys.modules:
-        _leave_mpi_world(succeeded)
-    if "dayfly.MPI" in sys.modules:
-        sys.modules["dayfly.MPI"]._leave()
+    leave_mpi_world(succeeded)
+    if "dayfly.groups" in sys.modules:
+        sys.modules["dayfly.groups"]._leave()
     for name, value in _Group.replaced.items():
         if value is None:
             os.environ.pop(name, None)
@@ -71,12 +64,14 @@ def leave_group(succeeded: bool = False) -> None:
 
 
 def rank_exception(error: BaseException) -> BaseException:
-    """Returns a rank's exception for the caller: `GroupError` if mpi4py reports that another rank is lost."""
-    if not _is_of_mpi4py(error) or error.Get_error_class() not in LOST_RANK_CLASSES:  # type: ignore[attr-defined]
+    """Returns a rank's exception for the caller: Dayfly's own error if that is why MPI failed, such as a lost rank."""
+    if not _is_of_mpi4py(error):
         return error
-    from dayfly._errors import GroupError
+    from dayfly._mpi_library import failure_of
 
-    made = GroupError(_text(error), "rank_lost")
+    made = failure_of(error.Get_error_code())  # type: ignore[attr-defined]
+    if made is None:
+        return error
     made.__cause__ = error
     return made.with_traceback(error.__traceback__)
 
@@ -91,16 +86,19 @@ def environment_outside_group() -> dict[str, str]:
     return kept | {name: value for name, value in _Group.replaced.items() if value is not None}
 
 
-def _leave_mpi_world(succeeded: bool) -> None:
-    """Ends ``MPI_COMM_WORLD`` of the MPI library in this process. Its next call joins the group of the next task."""
-    import ctypes
+def leave_mpi_world(succeeded: bool) -> None:
+    """Ends ``MPI_COMM_WORLD`` of mpi4py in this process. Its next call joins the group of the next task.
 
-    try:
-        # Only a library that is loaded, and only Dayfly's: mpi4py may use another one.
-        leave = ctypes.CDLL("libmpi.so.12", mode=os.RTLD_NOLOAD).MPIX_Dayfly_leave
-    except (OSError, AttributeError):
+    After a success, MPI waits for the other ranks. Otherwise it leaves at once, and they see that this rank is lost.
+    """
+    if "mpi4py" not in sys.modules:
         return
-    leave(int(succeeded))
+    from dayfly._mpi_library import loaded_library
+
+    # mpi4py may use another library.
+    library = loaded_library()
+    if library is not None:
+        library.MPIX_Dayfly_leave(int(succeeded))
 
 
 class FailedItem:
@@ -390,3 +388,20 @@ def after_fork() -> None:
     """Initializes a new worker. The interpreter's own hooks have already reseeded ``random``."""
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+    # Whichever function first imports mpi4py, later tasks find their groups in it.
+    sys.meta_path.insert(0, _MPIFinder)
+
+
+class _MPIFinder:
+    """Has mpi4py use Dayfly's MPI library in workers."""
+
+    finds_mpi = True
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        """Returns the specification of ``mpi4py.MPI``, and None for all other modules."""
+        if name != "mpi4py.MPI":
+            return None
+        from dayfly._mpi_library import MPIFinder
+
+        return MPIFinder().find_spec(name, path, target)

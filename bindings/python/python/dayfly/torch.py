@@ -25,19 +25,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dayfly import MPI
+from dayfly import groups
 from dayfly._errors import RequestError
-from dayfly._native import Communicator
+from dayfly._native import Communicator, Op, Request
 
 _OPERATIONS = [
-    (dist.ReduceOp.SUM, MPI.SUM),
-    (dist.ReduceOp.PRODUCT, MPI.PROD),
-    (dist.ReduceOp.MIN, MPI.MIN),
-    (dist.ReduceOp.MAX, MPI.MAX),
-    (dist.ReduceOp.BAND, MPI.BAND),
-    (dist.ReduceOp.BOR, MPI.BOR),
-    (dist.ReduceOp.BXOR, MPI.BXOR),
+    (dist.ReduceOp.SUM, Op.named("sum")),
+    (dist.ReduceOp.PRODUCT, Op.named("prod")),
+    (dist.ReduceOp.MIN, Op.named("min")),
+    (dist.ReduceOp.MAX, Op.named("max")),
+    (dist.ReduceOp.BAND, Op.named("band")),
+    (dist.ReduceOp.BOR, Op.named("bor")),
+    (dist.ReduceOp.BXOR, Op.named("bxor")),
 ]
+#: What the native module takes for any rank.
+_ANY_RANK = -1
 #: Completed operations that are kept alive. PyTorch has at most a few in flight.
 KEPT = 64
 
@@ -61,9 +63,9 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().view(-1)
 
 
-def _bytes(flat: torch.Tensor) -> Any:
-    """Returns the bytes of a flat tensor as a buffer, which works for every type."""
-    return [flat.view(torch.uint8), MPI.BYTE]
+def _bytes(flat: torch.Tensor) -> torch.Tensor:
+    """Returns the bytes of a flat tensor. Ranks exchange bytes of every type, also of those that they cannot reduce."""
+    return flat.view(torch.uint8)
 
 
 class _Out:
@@ -73,7 +75,7 @@ class _Out:
         self.tensor, self.flat = tensor, _flat(tensor)
 
     @property
-    def bytes(self) -> Any:
+    def bytes(self) -> torch.Tensor:
         return _bytes(self.flat)
 
     def finish(self) -> None:
@@ -84,7 +86,7 @@ class _Out:
 class _Work(dist.Work if hasattr(dist, "Work") else dist._Work):  # type: ignore[misc]
     """An operation in flight."""
 
-    def __init__(self, requests: Sequence[MPI.Request], finish: Callable[[], Any], result: list[torch.Tensor]) -> None:
+    def __init__(self, requests: Sequence[Request], finish: Callable[[], Any], result: list[torch.Tensor]) -> None:
         super().__init__()
         self._requests, self._finish = list(requests), finish
         # Process groups keep operations for a while, which must not keep the tensors alive.
@@ -95,12 +97,14 @@ class _Work(dist.Work if hasattr(dist, "Work") else dist._Work):  # type: ignore
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits until the operation is complete."""
         if not self._over:
-            status = MPI.Status()
             for request in self._requests:
-                request.Wait(status)
-            self._source = status.Get_source()
+                self._note(request.wait())
             self._end()
         return True
+
+    def _note(self, found: tuple[int, int, int] | None) -> None:
+        if found is not None:
+            self._source = found[0]
 
     def _end(self) -> None:
         self._over = True
@@ -109,9 +113,15 @@ class _Work(dist.Work if hasattr(dist, "Work") else dist._Work):  # type: ignore
 
     def is_completed(self) -> bool:
         """Returns whether the operation is complete. Raises if it failed."""
-        if not self._over and MPI.Request.Testall(self._requests):
+        while self._requests:
+            done, found = self._requests[0].test()
+            if not done:
+                return False
+            self._note(found)
+            del self._requests[0]
+        if not self._over:
             self._end()
-        return self._over
+        return True
 
     def is_success(self) -> bool:
         """Returns whether the operation is complete. Raises if it failed."""
@@ -152,12 +162,18 @@ def _single(tensors: Sequence[Any], what: str) -> Any:
 class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     """A communicator as a PyTorch process group."""
 
-    def __init__(self, comm: MPI.Comm, timeout: timedelta | None = None) -> None:
-        super().__init__(comm.Get_rank(), comm.Get_size())
+    def __init__(self, comm: Communicator, timeout: timedelta | None = None) -> None:
+        super().__init__(comm.rank, comm.size)
         self._comm = comm
         self._kept: collections.deque[_Work] = collections.deque()
 
-    def _started(self, requests: Sequence[MPI.Request], finish: Callable[[], Any], result: list[torch.Tensor]) -> _Work:
+    def _start(self, name: str, own: Any = None, into: Any = None, **options: Any) -> Request:
+        """Starts a collective operation."""
+        request = self._comm.collective(name, own, into, background=True, **options)
+        assert request is not None
+        return request
+
+    def _started(self, requests: Sequence[Request], finish: Callable[[], Any], result: list[torch.Tensor]) -> _Work:
         work = _Work(requests, finish, result)
         # PyTorch holds only the C++ part of an operation. The Python part completes it, so it is kept here.
         self._kept.append(work)
@@ -186,9 +202,13 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _get_sequence_number_for_group(self) -> int:
         return 0
 
+    def _no_blocks(self) -> list[tuple[int, int]]:
+        """Returns the blocks of a rank that is not the root, which does not know their lengths."""
+        return [(0, 0)] * self._comm.size
+
     # Reductions
 
-    def _combined(self, tensor: torch.Tensor, op: Any) -> tuple[torch.Tensor, MPI.Op, Callable[[torch.Tensor], Any]]:
+    def _combined(self, tensor: torch.Tensor, op: Any) -> tuple[torch.Tensor, Op, Callable[[torch.Tensor], Any]]:
         """Returns the tensor to reduce, the operation, and a function that converts the result to the tensor's type."""
         flat = _flat(tensor)
         wide = flat.to(_WIDER.get(flat.dtype, flat.dtype))
@@ -196,16 +216,16 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             if op == theirs:
                 return wide, ours, lambda found: found.to(tensor.dtype)
         if hasattr(dist.ReduceOp, "AVG") and op == dist.ReduceOp.AVG:
-            size = self._comm.Get_size()
+            size = self._comm.size
             if not flat.is_floating_point():
                 raise _refusal(f"an average of {tensor.dtype}; use a floating-point type")
-            return wide, MPI.SUM, lambda found: (found / size).to(tensor.dtype)
+            return wide, _OPERATIONS[0][1], lambda found: (found / size).to(tensor.dtype)
         raise _refusal(f"the backend dayfly has no reduction {op}")
 
-    def _allreduce(self, tensor: torch.Tensor, op: Any) -> tuple[MPI.Request, Callable[[], Any]]:
+    def _allreduce(self, tensor: torch.Tensor, op: Any) -> tuple[Request, Callable[[], Any]]:
         wide, ours, narrow = self._combined(tensor, op)
         found = torch.empty_like(wide)
-        request = self._comm.Iallreduce(wide, found, op=ours)
+        request = self._start("allreduce", wide, found, op=ours)
         return request, lambda: tensor.detach().copy_(narrow(found).view(tensor.shape))
 
     def allreduce(self, tensors: Any, opts: Any = None) -> _Work:
@@ -227,11 +247,12 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Reduces the elements of all ranks, and gives the result to the root."""
         tensor = _single(tensors, "a reduction")
         wide, ours, narrow = self._combined(tensor, opts.reduceOp)
-        found = torch.empty_like(wide)
-        request = self._comm.Ireduce(wide, found, op=ours, root=opts.rootRank)
+        # What is combined on the way passes through it on every rank.
+        found = wide.clone()
+        request = self._start("reduce", None, found, op=ours, root=opts.rootRank)
 
         def finish() -> None:
-            if self._comm.Get_rank() == opts.rootRank:
+            if self._comm.rank == opts.rootRank:
                 tensor.detach().copy_(narrow(found).view(tensor.shape))
 
         return self._started([request], finish, tensors)
@@ -249,11 +270,12 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         wide, ours, narrow = self._combined(all_of, op)
         found = torch.empty(output.numel(), dtype=wide.dtype)
-        request = self._comm.Ireduce_scatter(wide, found, recvcounts=counts, op=ours)
+        lengths = [count * wide.element_size() for count in counts]
+        request = self._start("reduce_scatter", wide, found, op=ours, counts=lengths)
         return self._started([request], lambda: output.detach().copy_(narrow(found).view(output.shape)), [output])
 
     def _reduce_scatter_base(self, output: torch.Tensor, all_of: torch.Tensor, opts: Any = None) -> _Work:
-        return self._scatter_reduced(output, all_of, opts, [output.numel()] * self._comm.Get_size())
+        return self._scatter_reduced(output, all_of, opts, [output.numel()] * self._comm.size)
 
     # Names in different versions of PyTorch, here and below.
     reduce_scatter_tensor = reduce_scatter_single = _reduce_scatter_base
@@ -264,7 +286,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Sends the root's elements to all ranks."""
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         out = _Out(_single(tensors, "a broadcast"))
-        request = self._comm.Ibcast(out.bytes, root=0 if opts is None else opts.rootRank)
+        request = self._start("bcast", None, out.bytes, root=0 if opts is None else opts.rootRank)
         return self._started([request], out.finish, tensors)
 
     def allgather(
@@ -273,12 +295,12 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Gathers the elements of all ranks to all ranks."""
         outputs, own = _single(output_tensors, "a gathering"), _flat(_single(input_tensors, "a gathering"))
         found = torch.empty(sum(out.numel() for out in outputs), dtype=own.dtype)
-        request = self._comm.Iallgatherv(_bytes(own), [*_bytes(found)[:1], _lengths(outputs), MPI.BYTE])
+        request = self._start("allgather", _bytes(own), _bytes(found), received=_blocks(outputs))
         return self._started([request], lambda: _divide(found, outputs), outputs)
 
     def _allgather_base(self, output: torch.Tensor, own: torch.Tensor, opts: Any = None) -> _Work:
         out = _Out(output)
-        request = self._comm.Iallgather(_bytes(_flat(own)), out.bytes)
+        request = self._start("allgather", _bytes(_flat(own)), out.bytes)
         return self._started([request], out.finish, [output])
 
     allgather_into_tensor = all_gather_single = _allgather_base
@@ -294,28 +316,27 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def gather(self, output_tensors: list[list[torch.Tensor]], input_tensors: list[torch.Tensor], opts: Any) -> _Work:
         """Gathers the elements of all ranks to the root."""
         own = _flat(_single(input_tensors, "a gathering"))
-        if self._comm.Get_rank() != opts.rootRank:
-            return self._started([self._comm.Igatherv(_bytes(own), None, root=opts.rootRank)], lambda: None, [])
+        if self._comm.rank != opts.rootRank:
+            request = self._start("gather", _bytes(own), root=opts.rootRank, received=self._no_blocks())
+            return self._started([request], lambda: None, [])
         outputs = _single(output_tensors, "a gathering")
         found = torch.empty(sum(out.numel() for out in outputs), dtype=own.dtype)
-        request = self._comm.Igatherv(
-            _bytes(own), [*_bytes(found)[:1], _lengths(outputs), MPI.BYTE], root=opts.rootRank
-        )
+        request = self._start("gather", _bytes(own), _bytes(found), root=opts.rootRank, received=_blocks(outputs))
         return self._started([request], lambda: _divide(found, outputs), outputs)
 
     def gather_single(self, output: torch.Tensor | None, own: torch.Tensor, opts: Any) -> _Work:
         """As `gather`, into one tensor."""
-        if self._comm.Get_rank() != opts.rootRank or output is None:
+        if self._comm.rank != opts.rootRank or output is None:
             return self.gather([], [own], opts)
-        return self.gather([list(output.view(self._comm.Get_size(), -1))], [own], opts)
+        return self.gather([list(output.view(self._comm.size, -1))], [own], opts)
 
     def scatter(self, output_tensors: list[torch.Tensor], input_tensors: list[list[torch.Tensor]], opts: Any) -> _Work:
         """Sends each rank its part of the root's elements."""
-        out, send = _Out(_single(output_tensors, "a scattering")), None
-        if self._comm.Get_rank() == opts.rootRank:
+        out, sent, blocks = _Out(_single(output_tensors, "a scattering")), None, self._no_blocks()
+        if self._comm.rank == opts.rootRank:
             inputs = _single(input_tensors, "a scattering")
-            send = [_bytes(torch.cat([_flat(one) for one in inputs]))[0], _lengths(inputs), MPI.BYTE]
-        request = self._comm.Iscatterv(send, out.bytes, root=opts.rootRank)
+            sent, blocks = _bytes(torch.cat([_flat(one) for one in inputs])), _blocks(inputs)
+        request = self._start("scatter", sent, out.bytes, root=opts.rootRank, sent=blocks)
         return self._started([request], out.finish, output_tensors)
 
     def alltoall(
@@ -324,8 +345,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Sends a tensor to each rank and receives one from each."""
         sent = torch.cat([_flat(one) for one in input_tensors])
         found = torch.empty(sum(out.numel() for out in output_tensors), dtype=sent.dtype)
-        request = self._comm.Ialltoallv(
-            [_bytes(sent)[0], _lengths(input_tensors), MPI.BYTE], [_bytes(found)[0], _lengths(output_tensors), MPI.BYTE]
+        request = self._start(
+            "alltoall", _bytes(sent), _bytes(found), sent=_blocks(input_tensors), received=_blocks(output_tensors)
         )
         return self._started([request], lambda: _divide(found, output_tensors), output_tensors)
 
@@ -340,15 +361,19 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """As `alltoall`, for parts of one tensor along its first dimension."""
         out, sent = _Out(output), _flat(own)
 
-        def lengths(tensor: torch.Tensor, sizes: list[int] | None) -> list[int]:
+        def blocks(tensor: torch.Tensor, sizes: list[int] | None) -> list[tuple[int, int]]:
             if not sizes:
-                return [tensor.numel() * tensor.element_size() // self._comm.Get_size()] * self._comm.Get_size()
+                length = tensor.numel() * tensor.element_size() // self._comm.size
+                return groups.laid_out([length] * self._comm.size)
             row = tensor.numel() // max(1, tensor.shape[0]) * tensor.element_size()
-            return [size * row for size in sizes]
+            return groups.laid_out([size * row for size in sizes])
 
-        request = self._comm.Ialltoallv(
-            [_bytes(sent)[0], lengths(own, input_split_sizes), MPI.BYTE],
-            [out.bytes[0], lengths(output, output_split_sizes), MPI.BYTE],
+        request = self._start(
+            "alltoall",
+            _bytes(sent),
+            out.bytes,
+            sent=blocks(own, input_split_sizes),
+            received=blocks(output, output_split_sizes),
         )
         return self._started([request], out.finish, [output])
 
@@ -356,27 +381,28 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def barrier(self, opts: Any = None) -> _Work:
         """Waits until all ranks have called it."""
-        return self._started([self._comm.Ibarrier()], lambda: None, [])
+        return self._started([self._start("barrier")], lambda: None, [])
 
     # Point-to-point messages
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> _Work:
         """Sends a tensor to a rank."""
         flat = _flat(_single(tensors, "a message"))
-        return self._started([self._comm.Isend(_bytes(flat), dst, tag)], lambda: None, tensors)
+        return self._started([self._comm.isend(_bytes(flat), dst, tag)], lambda: None, tensors)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> _Work:
         """Receives into a tensor from a rank."""
         out = _Out(_single(tensors, "a message"))
-        return self._started([self._comm.Irecv(out.bytes, src, tag)], out.finish, tensors)
+        return self._started([self._comm.irecv(out.bytes, src, tag)], out.finish, tensors)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> _Work:
         """Receives into a tensor from any rank."""
-        return self.recv(tensors, MPI.ANY_SOURCE, tag)
+        return self.recv(tensors, _ANY_RANK, tag)
 
 
-def _lengths(tensors: Sequence[torch.Tensor]) -> list[int]:
-    return [tensor.numel() * tensor.element_size() for tensor in tensors]
+def _blocks(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """Returns start and length in bytes of tensors that follow each other."""
+    return groups.laid_out([tensor.numel() * tensor.element_size() for tensor in tensors])
 
 
 def _divide(found: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
@@ -387,33 +413,33 @@ def _divide(found: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
 
 def _make(store: dist.Store, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
     """Creates the group of `init_process_group`, which all ranks call, or of `new_group`, which only members reach."""
-    world = MPI.COMM_WORLD
-    if size == world.Get_size():
-        return ProcessGroup(world.Split(0, key=rank), timeout)  # type: ignore[arg-type]
+    world = groups.world()
+    if size == world.size:
+        part = world._native.split(0, rank)
+        assert part is not None
+        return ProcessGroup(part, timeout)
     if size == 1:
-        return ProcessGroup(MPI.Comm(Communicator.alone()), timeout)
-    if MPI._invitation is None:
-        raise _refusal(f"a group of {size} ranks in a world of {world.Get_size()}; start as many by dayfly.run")
+        return ProcessGroup(Communicator.alone(), timeout)
+    own = groups.invitation()
+    if own is None:
+        raise _refusal(f"a group of {size} ranks in a world of {world.size}; start as many by dayfly.run")
     # Ranks that are not members do not call this, so the members rendezvous again.
     if rank == 0:
         store.set("dayfly", os.urandom(8).hex())
-    own = json.loads(MPI._invitation)
     name = f"{own['name']}/{store.get('dayfly').decode()}"
-    return ProcessGroup(
-        MPI.Comm(Communicator.join(json.dumps(own | {"name": name, "size": size, "rank": rank}))), timeout
-    )
+    return ProcessGroup(Communicator.join(json.dumps(own | {"name": name, "size": size, "rank": rank})), timeout)
 
 
 def _meet(url: str, *args: Any, **options: Any) -> Iterator[tuple[dist.Store, int, int]]:
     """Yields the store, with the group's rank and size. The store is a file on one host, else a server at rank 0."""
-    world = MPI.COMM_WORLD
-    rank, size = world.Get_rank(), world.Get_size()
+    world = groups.world()
+    rank, size = world.rank, world.size
     path = None
     if rank == 0:
         handle, path = tempfile.mkstemp(prefix="dayfly-torch-")
         os.close(handle)
     path = world.bcast(path)
-    if world.allreduce(os.path.exists(path), op=MPI.LAND):
+    if all(world.allgather(os.path.exists(path))):
         yield dist.FileStore(path, size), rank, size
         return
     if rank == 0:

@@ -1,12 +1,10 @@
 //! Collective operations with their memory, and reduction operations.
 
 use std::ops::Range;
-use std::os::raw::c_int;
 
 use dayfly_comm::{Communicator, Datatype, Operation, Scope};
 use dayfly_protocol::error::{Code, Failure};
 use pyo3::exceptions::PyValueError;
-use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::errors::raise;
@@ -18,16 +16,6 @@ pub struct Op {
     pub operation: Operation,
 }
 
-fn memory_view<'py>(py: Python<'py>, start: *mut u8, length: usize, flags: c_int) -> PyResult<Bound<'py, PyAny>> {
-    let length = ffi::Py_ssize_t::try_from(length).map_err(|_| PyValueError::new_err("a buffer of too many bytes"))?;
-    // SAFETY: the memory outlives the call of the function, which must not keep the view.
-    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyMemoryView_FromMemory(start.cast(), length, flags)) }
-}
-
-/// Flags of a read-only and of a writable memory view.
-const READ: c_int = 0x100;
-const WRITE: c_int = 0x200;
-
 #[pymethods]
 impl Op {
     /// Returns the built-in operation of this name.
@@ -38,37 +26,12 @@ impl Op {
             "prod" => Operation::Product,
             "min" => Operation::Min,
             "max" => Operation::Max,
-            "land" => Operation::LogicalAnd,
-            "lor" => Operation::LogicalOr,
-            "lxor" => Operation::LogicalXor,
             "band" => Operation::BitAnd,
             "bor" => Operation::BitOr,
             "bxor" => Operation::BitXor,
-            "minloc" => Operation::MinAt,
-            "maxloc" => Operation::MaxAt,
             other => return Err(PyValueError::new_err(format!("there is no operation `{other}`"))),
         };
         Ok(Self { operation })
-    }
-
-    /// Makes an operation from a Python function. It takes two buffers and the number of a datatype, and combines them
-    /// into the second.
-    #[staticmethod]
-    fn user(function: Py<PyAny>, commute: bool) -> Self {
-        let combine = move |left: &[u8], right: &mut [u8], datatype: Datatype| {
-            Python::attach(|py| {
-                let called = memory_view(py, left.as_ptr().cast_mut(), left.len(), READ).and_then(|left| {
-                    let right = memory_view(py, right.as_mut_ptr(), right.len(), WRITE)?;
-                    function.call1(py, (left, right, datatype as u8))
-                });
-                if let Err(error) = called {
-                    error.write_unraisable(py, Some(function.bind(py)));
-                }
-            });
-        };
-        Self {
-            operation: Operation::user(combine, commute),
-        }
     }
 }
 
@@ -84,8 +47,6 @@ pub enum Kind {
     Reduce,
     Allreduce,
     ReduceScatter,
-    Scan,
-    Exscan,
 }
 
 impl Kind {
@@ -100,8 +61,6 @@ impl Kind {
             "reduce" => Self::Reduce,
             "allreduce" => Self::Allreduce,
             "reduce_scatter" => Self::ReduceScatter,
-            "scan" => Self::Scan,
-            "exscan" => Self::Exscan,
             other => return Err(PyValueError::new_err(format!("there is no collective `{other}`"))),
         })
     }
@@ -150,8 +109,6 @@ impl Job {
             (Kind::Reduce, ..) => comm.reduce(into, datatype, &operation, root),
             (Kind::Allreduce, ..) => comm.allreduce(own, into, datatype, &operation),
             (Kind::ReduceScatter, ..) => comm.reduce_scatter(own, into, &counts, datatype, &operation),
-            (Kind::Scan, ..) => comm.scan(into, datatype, &operation),
-            (Kind::Exscan, ..) => comm.exscan(own, into, datatype, &operation),
         }
     }
 
@@ -185,8 +142,6 @@ impl Job {
             (Kind::Reduce, ..) => scope.ireduce(into, datatype, operation, root),
             (Kind::Allreduce, ..) => scope.iallreduce(own, into, datatype, operation),
             (Kind::ReduceScatter, ..) => scope.ireduce_scatter(own, into, counts, datatype, operation),
-            (Kind::Scan, ..) => scope.iscan(into, datatype, operation),
-            (Kind::Exscan, ..) => scope.iexscan(own, into, datatype, operation),
         }
     }
 }

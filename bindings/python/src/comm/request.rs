@@ -117,11 +117,4 @@ impl Request {
             Some(status) => (true, status),
         })
     }
-
-    /// Cancels the operation.
-    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
-        let under_way = self.under_way.get(py)?;
-        py.detach(|| drop(under_way.lock().unwrap_or_else(PoisonError::into_inner).take()));
-        Ok(())
-    }
 }

@@ -9,13 +9,11 @@ import os
 import pickle
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from dayfly import groups
 from dayfly._errors import Error
 from dayfly._groups import storage
-
-if TYPE_CHECKING:
-    from dayfly import MPI
 
 T = TypeVar("T")
 
@@ -24,6 +22,17 @@ VARIABLE = "DAYFLY_CHECKPOINT"
 _COMPLETE = "complete.json"
 #: Errors of an unusable location.
 _TROUBLE = (OSError, Error)
+
+
+class Ranks(Protocol):
+    """The ranks that save together: a `dayfly.groups.Group`, or a communicator of MPI."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def allgather(self, sendobj: Any, /) -> list[Any]: ...
+    def bcast(self, obj: Any, root: int = 0) -> Any: ...
 
 
 class _Place(Protocol):
@@ -123,22 +132,18 @@ class Checkpoint:
     ...         checkpoint.save((step, field))
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str] | None = None, comm: MPI.Comm | None = None, *, keep: int = 2
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None = None, comm: Ranks | None = None, *, keep: int = 2) -> None:
         """Opens the run's checkpoints.
 
         Args:
             path: directory or ``s3://bucket/prefix`` of the run; by default ``checkpoint=`` of `dayfly.run` or
                 ``--checkpoint`` of ``dayfly run``.
-            comm: communicator of the ranks that save; by default ``MPI.COMM_WORLD``.
+            comm: the ranks that save, a group or a communicator of MPI; by default ``dayfly.groups.world()``.
             keep: number of complete checkpoints to keep. Older ones are removed.
 
         Raises:
             dayfly.Error: ``invalid_request`` if no path is given.
         """
-        from dayfly import MPI
-
         named = path if path is not None else os.environ.get(VARIABLE)
         if not named:
             raise Error(
@@ -151,7 +156,7 @@ class Checkpoint:
         where = storage.local_path(named)
         self.path: Path | str = where if storage.is_url(where) else Path(where)
         self._place: _Place = _Directory(self.path) if isinstance(self.path, Path) else _Bucket(self.path)
-        self._comm = MPI.COMM_WORLD if comm is None else comm
+        self._comm: Ranks = groups.world() if comm is None else comm
         self._keep = keep
         # Never reuse a number, not even that of an incomplete checkpoint.
         self._next = self._agreed(lambda: max([number for number, _ in self._place.found()], default=-1) + 1)

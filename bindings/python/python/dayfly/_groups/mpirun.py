@@ -22,6 +22,7 @@ from typing import Any
 from dayfly._command import SHELL, Command
 from dayfly._groups import mpi_agent
 from dayfly._worker import environment_outside_group
+from dayfly.groups import Group, world
 
 #: Default command that starts a program on all ranks.
 LAUNCHER = "mpirun -n {ranks}"
@@ -72,9 +73,7 @@ class MPICommand(Command):
     def __call__(self, *args: Any, **kwargs: Any) -> str | None:  # type: ignore[override]
         """Runs the program on all ranks. Every rank calls it."""
         line = self.line(*args, **kwargs)
-        from dayfly import MPI
-
-        comm = MPI.COMM_WORLD
+        comm = world()
         hosts: list[str] = comm.allgather(os.uname().nodename)
         if comm.rank != 0:
             _serve(comm)
@@ -103,7 +102,7 @@ class MPICommand(Command):
 class _Agents:
     """Has the ranks on other hosts start the processes that ``mpirun`` requests there."""
 
-    def __init__(self, comm: Any, hosts: Sequence[str], place: Path) -> None:
+    def __init__(self, comm: Group, hosts: Sequence[str], place: Path) -> None:
         self._comm = comm
         self._place = place
         self._slots = Counter(hosts)
@@ -158,16 +157,13 @@ class _Agents:
             connection.close()
 
     def _run(self) -> None:
-        from dayfly import MPI
-
-        status = MPI.Status()
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             while not self._over.is_set():
                 if selector.select(POLL_INTERVAL):
                     self._take()
-                while self._comm.iprobe(tag=_ENDED, status=status):
-                    asked, code = self._comm.recv(source=status.Get_source(), tag=_ENDED)
+                while self._comm.has_message(tag=_ENDED):
+                    asked, code = self._comm.recv(tag=_ENDED)
                     self._answer(self._asking.pop(asked), code)
 
     def _take(self) -> None:
@@ -189,20 +185,20 @@ class _Agents:
 
 
 @contextlib.contextmanager
-def _leading(comm: Any) -> Iterator[None]:
+def _leading(comm: Group) -> Iterator[None]:
     """Notifies the other ranks at the end. If this rank fails, they detect that it left the group."""
     yield
     for rank in range(1, comm.size):
         comm.send(None, rank, tag=_TO_START)
 
 
-def _serve(comm: Any) -> None:
+def _serve(comm: Group) -> None:
     """Serves the other ranks: reserves cores for the program, and starts the first rank's requests on this host."""
     running: dict[int, subprocess.Popen[bytes]] = {}
     try:
         while True:
-            if not running or comm.iprobe(source=0, tag=_TO_START):
-                asked = comm.recv(source=0, tag=_TO_START)
+            if not running or comm.has_message(0, _TO_START):
+                asked = comm.recv(0, _TO_START)
                 if asked is None:
                     return
                 number, command = asked

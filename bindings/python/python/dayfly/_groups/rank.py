@@ -11,14 +11,11 @@ from dayfly._worker import enter_group, leave_group, rank_exception
 
 
 def run_rank(group: str, work: bytes, environment: dict[str, str]) -> Any:
-    """Runs on each worker: joins the group and calls the function."""
-    from dayfly import MPI
-
+    """Runs on each worker: calls the function, which joins the group when it first uses it."""
     with environment_variables(environment):
         enter_group(group)
         succeeded = False
         try:
-            MPI._join(group)
             fn, args, kwargs = cloudpickle.loads(work)
             result = fn(*args, **kwargs)
             succeeded = True

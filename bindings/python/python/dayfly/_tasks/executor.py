@@ -70,7 +70,7 @@ class Executor(TaskSubmitter, cf.Executor):
         lend: whether executions lend cores and memory that they do not use, as for `Client.lease`.
         borrow: what executions may borrow, as for `Client.lease`.
         ranks: number of workers that each task has at the same time, all or none. Each worker calls the function,
-            where ``MPI.COMM_WORLD`` of `dayfly.MPI` connects them. The result is the list of the ranks' results.
+            where ``MPI.COMM_WORLD`` of ``dayfly.MPI`` connects them. The result is the list of the ranks' results.
         placement: placement of the ranks on nodes, as for `Client.gang`.
         source: whether to send functions as source text, as for `Client.register`.
         max_workers: the same as ``workers``, as other executors name it.

@@ -71,7 +71,7 @@ class FunctionClient(Connection):
                 requirements or lock file, or a `dayfly.Environment`. Nodes build it once for the same content.
             image: container image to run in, by the name that the site gives it.
             ranks: number of workers that one execution has at the same time, all or none. Each worker calls the
-                function, where ``MPI.COMM_WORLD`` of `dayfly.MPI` connects them. The result is the list of the ranks'
+                function, where ``MPI.COMM_WORLD`` of ``dayfly.MPI`` connects them. The result is the list of the ranks'
                 results.
             placement: placement of the ranks on nodes, as for `gang`.
             source: whether to send the function as source text, which any version of Python runs, with arguments and

@@ -1,1 +1,0 @@
-"""What `dayfly.MPI` is made of, beside communicators."""

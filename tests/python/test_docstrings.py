@@ -12,8 +12,8 @@ import pytest
 
 dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
-#: Modules that run as programs, or need the ranks of a group.
-NOT_IMPORTED = {"dayfly._native", "dayfly._providers.__main__", "dayfly.executor"}
+#: Modules that run as programs, or are those of others, as `dayfly.MPI` is mpi4py's.
+NOT_IMPORTED = {"dayfly.MPI", "dayfly._native", "dayfly._providers.__main__", "dayfly.executor"}
 #: Objects whose examples are skipped without a manager, and run with one. `client` and `lease` are their variables.
 WITH_MANAGER = [
     ("dayfly", "__doc__"),

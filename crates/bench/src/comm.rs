@@ -76,7 +76,7 @@ pub struct Plan {
     pub table: dayfly_comm::table::Table,
     /// Directory of the compiled MPI program.
     pub cache: PathBuf,
-    /// Interpreter for ranks in Python with NumPy arrays, beside mpi4py; `None` for ranks in Rust, beside C.
+    /// Interpreter for ranks of mpi4py with NumPy arrays, on both sides; `None` for ranks in Rust, beside C.
     pub python: Option<PathBuf>,
 }
 

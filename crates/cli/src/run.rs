@@ -23,8 +23,8 @@ use crate::{python, values};
   dayfly run --ranks 4 --store s3://bucket/runs --channel stored train.py
 
 Each rank is a worker; all ranks start, or none. A script, a folder with `__main__.py` or a program is sent to the nodes. In Python,
-`from dayfly import MPI` provides MPI.COMM_WORLD with the interface of mpi4py; in C use dfly_group_join(NULL, &group), in C++ a
-dayfly::group. Output is printed as it arrives, with the rank before each line. The exit status is that of the first rank that
+`from dayfly import MPI` is mpi4py, which dayfly[mpi] installs, with the ranks as MPI.COMM_WORLD; in C use
+dfly_group_join(NULL, &group), in C++ a dayfly::group. Output is printed as it arrives, with the rank before each line. The exit status is that of the first rank that
 failed.")]
 pub struct Arguments {
     /// Number of ranks

@@ -26,7 +26,7 @@ use crate::values::{self, Level};
   dayfly bench tasks --parsl PYTHON                    durable tasks, beside Parsl in an interpreter that has it
   dayfly bench frames --only paper-join-2              a join across ranks, beside other engines
   dayfly bench comm --op allreduce --transport tcp     ranks of a group, beside Open MPI
-  dayfly bench comm --language python                  the same from Python, beside mpi4py
+  dayfly bench comm --language python                  the same by mpi4py, beside mpi4py over Open MPI
   dayfly bench comm --tune --ranks 4 --output here.json   where algorithms should change on this machine
   dayfly bench comm --transport s3 --store s3://bucket through object storage, beside TCP, with predicted time and price
   dayfly bench table --out build/bench                 everything, with a picture

@@ -37,7 +37,7 @@ pub struct CommArguments {
     /// Operation of the ranks
     #[arg(long, value_enum, default_value = "pingpong")]
     pub op: CommOp,
-    /// Language of the ranks; python uses arrays of NumPy, beside mpi4py over Open MPI
+    /// Language of the ranks; python uses mpi4py with arrays of NumPy, beside mpi4py over Open MPI
     #[arg(long, value_enum, default_value = "c")]
     pub language: Language,
     /// Python interpreter that has the dayfly module and mpi4py

@@ -179,7 +179,7 @@ def import_mpi() -> ModuleType:
         version = module.Get_library_version().split(",")[0].strip()
         raise ImportError(
             f"mpi4py uses {version} in this process: import dayfly.MPI before mpi4py.MPI, and install mpi4py's wheel, "
-            "which chooses its MPI library at run time: pip install 'dayfly[mpi]'",
+            "which chooses its MPI library at run time: pip install --force-reinstall mpi4py",
             name=MODULE,
         )
     return module
@@ -199,7 +199,8 @@ def _imported() -> ModuleType:
         if error.name not in ("mpi4py", MODULE):
             raise
         raise ModuleNotFoundError(
-            "MPI in Python is mpi4py, which is not installed: pip install 'dayfly[mpi]'", name="mpi4py"
+            "MPI in Python is mpi4py, which is not installed: install the extra dayfly[mpi], or `pip install mpi4py`",
+            name="mpi4py",
         ) from None
     except RuntimeError as error:
         raise ImportError(f"mpi4py cannot use Dayfly's MPI library: {error}", name=MODULE) from error

@@ -36,6 +36,8 @@ from dayfly.groups import Group
 MAX_LINE = 64 << 10
 #: Maximum bytes of a program. A larger one belongs where the nodes can read it.
 MAX_BYTES = 256 << 20
+#: Seconds until all ranks must have connected to the launcher, which they do at once.
+CONSOLE_S = 30
 #: Seconds that the other ranks have to end after one has failed.
 GRACE = 5.0
 
@@ -156,7 +158,8 @@ def run_program(
     chosen = group_settings(options.spin, options.tables, options.store, options.channel, **asked)
     # The launcher, and ranks that only forward lines, must not occupy a core. The launcher may also need the store to
     # reach the ranks. Ranks of this group communicate with the launcher only.
-    passing = group_settings(0, None, options.store, "direct", lazy_connect=True) | {"deadline_s": 7 * 24 * 3600}
+    passing = group_settings(0, None, options.store, "direct", lazy_connect=True)
+    passing |= {"patience_s": CONSOLE_S, "deadline_s": 7 * 24 * 3600}
 
     def once(lease: dict[str, Any]) -> dict[int, int]:
         group = invitation_to(client, options.ranks) | chosen

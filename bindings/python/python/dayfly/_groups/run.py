@@ -154,6 +154,10 @@ def start_ranks(
     ]
 
 
+#: Seconds until all ranks must have joined. Ranks join when they first use the group, after work of their own.
+PATIENCE_S = 600
+
+
 def group_settings(
     spin: float | None,
     tables: str | os.PathLike[str] | None,
@@ -164,7 +168,7 @@ def group_settings(
     lazy_connect: bool = False,
 ) -> dict[str, Any]:
     """Returns the part of an invitation that configures how ranks wait and communicate."""
-    chosen: dict[str, Any] = storage.channel_settings(store, channel)
+    chosen: dict[str, Any] = {"patience_s": PATIENCE_S, **storage.channel_settings(store, channel)}
     if spin is not None:
         chosen["spin_us"] = round(spin * 1e6)
     if tables is not None:

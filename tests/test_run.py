@@ -84,9 +84,7 @@ def test_directory_program_and_function_run_on_ranks(site: Daemon, tmp_path: Pat
 @pytest.mark.parametrize(
     ("failure", "status"), [("sys.exit(3)", 3), ("raise ValueError('on purpose')", 1), ("comm.send(1, dest=5)", 1)]
 )
-def test_failed_rank_sets_exit_status_and_ends_others(
-    site: Daemon, tmp_path: Path, failure: str, status: int
-) -> None:
+def test_failed_rank_sets_exit_status_and_ends_others(site: Daemon, tmp_path: Path, failure: str, status: int) -> None:
     write(
         tmp_path / "fail.py",
         f"""

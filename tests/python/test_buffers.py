@@ -1,4 +1,4 @@
-"""Buffers of raw messages, which `dayfly.torch` sends: objects with accessible memory are accepted, and others refused."""
+"""Buffers of raw messages, as of `dayfly.torch`: objects with accessible memory are accepted, and others refused."""
 
 from __future__ import annotations
 

@@ -262,9 +262,7 @@ impl Memory {
         let name = object.get_type().name()?;
         Err(refuse(
             py,
-            &format!(
-                "{name} is not a buffer: pass an array, or another object with the buffer protocol or DLPack"
-            ),
+            &format!("{name} is not a buffer: pass an array, or another object with the buffer protocol or DLPack"),
         ))
     }
 

@@ -29,7 +29,10 @@ pub fn world() -> Result<Option<Communicator>> {
         .map(|word| word.parse().map_err(|_| malformed()))
         .collect::<Result<_>>()?;
     let size = u32::try_from(sockets.len()).map_err(|_| malformed())?;
-    let connections = sockets.into_iter().map(|socket| connection(socket, is_remote)).collect();
+    let connections = sockets
+        .into_iter()
+        .map(|socket| connection(socket, is_remote))
+        .collect();
     Ok(Some(Communicator::form(
         rank,
         size,

@@ -43,7 +43,7 @@ class Session:
     ) -> RankSession:
         """Opens a session on all ranks of a communicator. Each has a part of the rows. All ranks call this.
 
-        ``with Session.of(MPI.COMM_WORLD) as session:``, with ``MPI`` of mpi4py, or ``Session.of(dayfly.groups.world())``
+        ``with Session.of(MPI.COMM_WORLD) as session:`` with ``MPI`` of mpi4py, ``Session.of(dayfly.groups.world())``
         without it. Every rank makes the same frames and calls the same operations in the same order, as with collective
         operations. `RankSession.local` makes a frame of the ranks' own rows; `Frame.here` returns the rows of a result
         that are on this rank, and `Frame.collect` all of them on every rank.

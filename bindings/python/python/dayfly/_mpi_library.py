@@ -141,7 +141,7 @@ def loaded_library() -> Any:
 
 
 def failure_of(code: int) -> Error | None:
-    """Returns the error of Dayfly for the code of an MPI error; None for errors of the program, such as a wrong rank."""
+    """Returns Dayfly's error for the code of an MPI error; None for an error of the program, such as a wrong rank."""
     import ctypes
 
     library = loaded_library()

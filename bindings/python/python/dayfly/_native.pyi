@@ -1,6 +1,6 @@
 """The native module, which is internal to the package. Timeouts (``limit``, ``wait``) are in seconds."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import EllipsisType, NotImplementedType
 from typing import Any, final
 

@@ -39,9 +39,10 @@ def main() -> None:
             leave()
         raise
     except BaseException as error:
-        # Without the frames of this module.
+        # Without the frames of this module: that of this function, and that of `run_as_main`.
         frames = error.__traceback__ and error.__traceback__.tb_next
-        sys.excepthook(type(error), error, frames and frames.tb_next)
+        error.__traceback__ = frames and frames.tb_next
+        sys.excepthook(type(error), error, error.__traceback__)
         if os.getpid() == process:
             leave()
         sys.exit(1)

@@ -81,32 +81,30 @@ def test_directory_program_and_function_run_on_ranks(site: Daemon, tmp_path: Pat
     assert results == [{"rank": rank, "args": ["a"]} for rank in range(2)], done.stderr
 
 
-@pytest.mark.parametrize(
-    ("failure", "status"), [("sys.exit(3)", 3), ("raise ValueError('on purpose')", 1), ("comm.send(1, dest=5)", 1)]
-)
-def test_failed_rank_sets_exit_status_and_ends_others(site: Daemon, tmp_path: Path, failure: str, status: int) -> None:
-    write(
-        tmp_path / "fail.py",
-        f"""
-        import sys, time
-        from mpi4py import MPI
-        comm = MPI.COMM_WORLD
-        def work():
-            {failure}
-        if comm.rank == 1:
-            work()
-        comm.recv(source=1)
-        """,
-    )
-    begin = time.monotonic()
-    done = ranks(site, "-n", "2", "--json", "fail.py", cwd=tmp_path)
-    assert time.monotonic() - begin < 30
-    assert json.loads(done.stdout)["statuses"] == [1, status], done.stderr
-    assert done.returncode == status
-    assert f"rank 1 ended with status {status}" in done.stderr
-    assert "rank 1 is lost" in done.stderr
-    traceback = [line for line in done.stderr.splitlines() if line.startswith("[1]")]
-    assert status == 3 or "fail.py" in traceback[1], traceback
+def test_failed_rank_sets_exit_status_and_ends_others(site: Daemon, tmp_path: Path) -> None:
+    for failure, status in (("sys.exit(3)", 3), ("raise ValueError('on purpose')", 1), ("comm.send(1, dest=5)", 1)):
+        write(
+            tmp_path / "fail.py",
+            f"""
+            import sys
+            from mpi4py import MPI
+            comm = MPI.COMM_WORLD
+            def work():
+                {failure}
+            if comm.rank == 1:
+                work()
+            comm.recv(source=1)
+            """,
+        )
+        begin = time.monotonic()
+        done = ranks(site, "-n", "2", "--json", "fail.py", cwd=tmp_path)
+        assert time.monotonic() - begin < 30
+        assert json.loads(done.stdout)["statuses"] == [1, status], done.stderr
+        assert done.returncode == status
+        assert f"rank 1 ended with status {status}" in done.stderr
+        assert "rank 1 is lost" in done.stderr
+        traceback = [line for line in done.stderr.splitlines() if line.startswith("[1]")]
+        assert status == 3 or "fail.py" in traceback[1], traceback
 
 
 def test_timeout_and_missing_program_are_reported(site: Daemon, tmp_path: Path) -> None:

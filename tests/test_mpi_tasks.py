@@ -167,16 +167,19 @@ def finalize_itself() -> int:
     return total
 
 
-def size_alone() -> tuple[int, bool]:
+def alone() -> tuple[int, str, bool]:
+    """The size of the world, the library, and whether a variable names it."""
     from mpi4py import MPI
 
-    return MPI.COMM_WORLD.size, "MPI4PY_LIBMPI" in os.environ
+    return MPI.COMM_WORLD.size, MPI.Get_library_version().split()[0], "MPI4PY_LIBMPI" in os.environ
 
 
 def test_functions_may_finalize_or_be_alone(manager: Daemon) -> None:
     with dayfly.connect(manager.state) as client, client.gang(2, mode="warm") as gang:
+        # The first import in the process is that of a function that is no rank.
+        assert gang.rank(0).call(alone) == (1, "Dayfly", False)
         assert results_of(client, gang, finalize_itself) == [2, 2]
-        assert gang.rank(0).call(size_alone) == (1, False)
+        assert gang.rank(0).call(alone) == (1, "Dayfly", False)
         assert results_of(client, gang, finalize_itself) == [2, 2]
 
 

@@ -50,8 +50,8 @@ def run(
 ) -> list[Any]:
     """Calls ``fn(*args, **kwargs)`` on several workers at the same time, as the ranks of a group.
 
-    In the function, ``MPI.COMM_WORLD`` connects the ranks after ``from dayfly import MPI``. That is mpi4py's module, and
-    comes with ``dayfly[mpi]``. `dayfly.groups.world` connects them without it.
+    In the function, ``MPI.COMM_WORLD`` connects the ranks after ``from dayfly import MPI``, which is mpi4py's module.
+    mpi4py comes with ``dayfly[mpi]``. `dayfly.groups.world` connects them without it.
 
     Args:
         fn: the function.

@@ -128,6 +128,12 @@ impl Communicator {
         self.inner.peek().size()
     }
 
+    /// Returns the ranks as ranks of the whole group.
+    #[getter]
+    fn members(&self) -> Vec<u32> {
+        self.inner.peek().members().to_vec()
+    }
+
     /// Returns how bytes travel to each rank: `local`, `direct`, `punched`, `relay`, `stored` or `fabric`. `None` for
     /// this rank and for ranks without a connection.
     #[getter]

@@ -57,6 +57,11 @@ class Group:
         #: Number of ranks.
         self.size: int = native.size
 
+    @property
+    def members(self) -> list[int]:
+        """For each rank of this group, its number in `world`."""
+        return self._native.members
+
     def __repr__(self) -> str:
         return f"<dayfly.groups.Group: rank {self.rank} of {self.size}>"
 
@@ -141,7 +146,10 @@ class Group:
         return None if part is None else Group(part)
 
     def shrink(self) -> Group:
-        """Returns a group of the ranks that are left after some were lost. All that are left call it."""
+        """Returns a group of the ranks that are left after some were lost. All that are left call it.
+
+        MPI continues among them with ``MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.group.Incl(left.members))``.
+        """
         return Group(self._native.shrink())
 
 

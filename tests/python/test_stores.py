@@ -24,7 +24,7 @@ from harness.leaks import wait_until
 from harness.programs import program, run, run_python
 from harness.stores import S3, Redis, unavailable
 from python.test_checkpoint import load, save
-from python.test_groups import buffers, objects
+from python.test_groups import PROC_FAILED, buffers, objects
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -93,7 +93,7 @@ def wait_for_the_lost(folder: str) -> None:
         comm.Barrier()
     except MPI.Exception as error:
         left = group.shrink()
-        found = error.Get_error_class() == MPI.ERR_PROC_FAILED, sum(left.allgather(comm.rank))
+        found = error.Get_error_class() == PROC_FAILED, sum(left.allgather(comm.rank))
         Path(folder, str(comm.rank)).write_text(json.dumps(found))
 
 

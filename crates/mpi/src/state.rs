@@ -42,6 +42,8 @@ static INITIALIZED: AtomicBool = AtomicBool::new(false);
 static FINALIZED: AtomicBool = AtomicBool::new(false);
 /// Whether the next call joins a group: a worker has left the world of its last task.
 static RESUMES: AtomicBool = AtomicBool::new(false);
+/// Whether the end of the process is the end of MPI: see `MPIX_Dayfly_abandon`.
+static ABANDONED: AtomicBool = AtomicBool::new(false);
 static LEVEL: AtomicI32 = AtomicI32::new(0);
 static MAIN: Mutex<Option<ThreadId>> = Mutex::new(None);
 /// Error handlers of `MPI_COMM_WORLD` and `MPI_COMM_SELF` while there is no instance: those that they had at the end.
@@ -219,6 +221,9 @@ fn finalize() -> Result<()> {
         FINALIZED.store(true, Ordering::Release);
         return Ok(());
     }
+    if ABANDONED.load(Ordering::Acquire) {
+        return Ok(());
+    }
     let instance = instance()?;
     delete_attributes(&instance)?;
     FINALIZED.store(true, Ordering::Release);
@@ -288,6 +293,16 @@ mpi! {
     /// For workers, between two tasks: see the top of this module.
     fn MPIX_Dayfly_leave(has_succeeded: c_int) [()] {
         leave(has_succeeded != 0)
+    }
+
+    /// For programs that fail: MPI counts as finalized, without waiting for the other ranks. They see that this rank is
+    /// lost when its process ends, and not before, so that its status comes before theirs.
+    fn MPIX_Dayfly_abandon() [()] {
+        if current().is_some() {
+            ABANDONED.store(true, Ordering::Release);
+            FINALIZED.store(true, Ordering::Release);
+        }
+        Ok(())
     }
 
     fn MPI_Initialized(flag: Out<c_int>) [()] {

@@ -1,7 +1,7 @@
 """Runs a Python program as a rank of ``dayfly run``: ``python -m dayfly._rank_program PATH ARGUMENTS...``.
 
-At the end of a process, mpi4py waits for all ranks. A rank that failed must not wait: it leaves at once, so that the
-others see that it is lost. Only this module knows how the program ended.
+At the end of a process, mpi4py waits for all ranks. A rank that failed must not wait: it ends, so that the others see
+that it is lost. Only this module knows how the program ended.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import sys
 from types import ModuleType
 
-from dayfly._worker import GROUP_VARIABLE, leave_mpi_world
+from dayfly._mpi_library import loaded_library
 
 
 def run_as_main(path: str) -> None:
@@ -28,7 +28,7 @@ def run_as_main(path: str) -> None:
 
 
 def main() -> None:
-    """Runs the program of the command line, and leaves MPI at once if it fails."""
+    """Runs the program of the command line. If it fails, MPI ends with the process, without waiting."""
     del sys.argv[0]
     process = os.getpid()
     try:
@@ -36,7 +36,7 @@ def main() -> None:
     except SystemExit as end:
         # A child that the program has forked is not the rank.
         if end.code not in (None, 0) and os.getpid() == process:
-            leave()
+            abandon_mpi()
         raise
     except BaseException as error:
         # Without the frames of this module: that of this function, and that of `run_as_main`.
@@ -44,14 +44,15 @@ def main() -> None:
         error.__traceback__ = frames and frames.tb_next
         sys.excepthook(type(error), error, error.__traceback__)
         if os.getpid() == process:
-            leave()
+            abandon_mpi()
         sys.exit(1)
 
 
-def leave() -> None:
-    """Leaves MPI. What mpi4py still calls at the end of the process must not join the group again."""
-    os.environ.pop(GROUP_VARIABLE, None)
-    leave_mpi_world(False)
+def abandon_mpi() -> None:
+    """Has mpi4py not wait for the other ranks at the end of this process."""
+    library = loaded_library() if "mpi4py" in sys.modules else None
+    if library is not None:
+        library.MPIX_Dayfly_abandon()
 
 
 if __name__ == "__main__":

@@ -201,8 +201,8 @@ def test_function_uses_mpi_and_own_groups(manager: Daemon) -> None:
 def test_group_that_cannot_be_joined_spares_workers(manager: Daemon) -> None:
     """Neither the first import of MPI in a process nor a later task ends it."""
     with dayfly.connect(manager.state) as client, client.gang(2, mode="warm") as gang:
-        group = invitation_to(client, 2) | {"patience_s": 1, "rank": 1}
         for _ in range(2):
+            group = invitation_to(client, 2) | {"patience_s": 1, "rank": 1}
             alone = gang.rank(0).submit(run_rank, json.dumps(group), pack_call(describe), {})
             error = alone.exception(60)
             assert isinstance(error, dayfly.Error), error

@@ -25,6 +25,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from dayfly._failures import error_for
 from dayfly._mpi_library import rank_of_mpi
 from dayfly._native import Communicator
 from dayfly._worker import GROUP_VARIABLE
@@ -213,6 +214,15 @@ def _joined() -> Group:
     return group
 
 
+class _Left:
+    """Takes the place of the native communicator of a group that this process has left."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise error_for("invalid_request", "this is the group of an earlier task; call groups.world() in each task")
+
+
 def _leave() -> None:
-    """Forgets the group of this process. The process leaves it when nothing refers to it any more."""
-    _World.group = None
+    """Leaves the group of this process, also if the function has kept it. Parts of it stay while something has them."""
+    group, _World.group = _World.group, None
+    if group is not None:
+        group._native = _Left()  # type: ignore[assignment]

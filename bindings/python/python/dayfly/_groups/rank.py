@@ -22,8 +22,12 @@ def run_rank(group: str, work: bytes, environment: dict[str, str]) -> Any:
             return result
         except BaseException as error:
             raised = rank_exception(error)
-            if raised is error:
-                raise
-            raise raised from error
+            try:
+                if raised is error:
+                    raise
+                raise raised from error
+            finally:
+                # The exception would keep itself, by this frame, and with it the function's variables.
+                del raised
         finally:
             leave_group(succeeded)

@@ -1,7 +1,7 @@
 """Every operation of a group with random sizes, types and roots: ``operations.py MODULE FOLDER CASES SEED...``.
 
-Each rank writes into the folder, line by line, what it called and a digest of what came of it. Under mpi4py and under
-Dayfly these are the same. Values are such that the order in which they are added up does not matter.
+Each rank writes into the folder, line by line, what it called and a digest of what came of it. Under mpi4py over Open MPI
+(MODULE is ``mpi4py``) and over Dayfly (``dayfly``) these are the same. Values are such that the order in which they are added up does not matter.
 """
 
 from __future__ import annotations
@@ -394,7 +394,10 @@ class Cases:
                     seen.add(number)
                 assert seen == set(order), seen
             return title, (every, second)
-        return title, (into, status.Get_source(), status.Get_tag(), status.Get_count(MPI.BYTE), found)
+        # MPI libraries have their own numbers for nobody and for any tag.
+        source, under = status.Get_source(), status.Get_tag()
+        envelope = "nobody" if source == MPI.PROC_NULL else source, "any" if under == MPI.ANY_TAG else under
+        return title, (into, envelope, status.Get_count(MPI.BYTE), found)
 
     def thing(self, rank: int) -> Any:
         rng = random.Random(f"{self.seed} {self.number} {rank}")

@@ -1,7 +1,8 @@
 """Every operation of a group with random sizes, types and roots: ``operations.py MODULE FOLDER CASES SEED...``.
 
-Each rank writes into the folder, line by line, what it called and a digest of what came of it. Under mpi4py over Open MPI
-(MODULE is ``mpi4py``) and over Dayfly (``dayfly``) these are the same. Values are such that the order in which they are added up does not matter.
+Each rank writes into the folder, line by line, what it called and a digest of what came of it. These are the same for
+mpi4py over Open MPI (MODULE is ``mpi4py``) and over Dayfly (``dayfly``). Values are such that the order in which they
+are added up does not matter.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ use crate::{python, values};
 
 Each rank is a worker; all ranks start, or none. A script, a folder with `__main__.py` or a program is sent to the nodes. In Python,
 `from dayfly import MPI` is mpi4py, which dayfly[mpi] installs, with the ranks as MPI.COMM_WORLD; in C use
-dfly_group_join(NULL, &group), in C++ a dayfly::group. Output is printed as it arrives, with the rank before each line. The exit status is that of the first rank that
-failed.")]
+dfly_group_join(NULL, &group), in C++ a dayfly::group. Output is printed as it arrives, with the rank before each line. The exit
+status is that of the first rank that failed.")]
 pub struct Arguments {
     /// Number of ranks
     #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]

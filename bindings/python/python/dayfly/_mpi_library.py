@@ -121,11 +121,9 @@ def _join(library: Path) -> None:
 
     if not mpi4py.rc.initialize:
         return
-    texts = [ctypes.create_string_buffer(MAX_TEXT) for _ in range(2)]
-    (loaded_library() or ctypes.CDLL(str(library))).MPIX_Dayfly_join(*texts)
-    code, message = (text.value.decode(errors="replace") for text in texts)
-    if code:
-        raise error_for(code, message)
+    error = _told_by((loaded_library() or ctypes.CDLL(str(library))).MPIX_Dayfly_join)
+    if error is not None:
+        raise error
 
 
 def loaded_library() -> Any:
@@ -142,13 +140,16 @@ def loaded_library() -> Any:
 
 def failure_of(code: int) -> Error | None:
     """Returns Dayfly's error for the code of an MPI error; None for an error of the program, such as a wrong rank."""
+    library = loaded_library()
+    return None if library is None else _told_by(library.MPIX_Dayfly_failure, code)
+
+
+def _told_by(function: Any, *arguments: Any) -> Error | None:
+    """Calls a function of the library that writes the name and the message of an error; two empty texts if none."""
     import ctypes
 
-    library = loaded_library()
-    if library is None:
-        return None
     texts = [ctypes.create_string_buffer(MAX_TEXT) for _ in range(2)]
-    library.MPIX_Dayfly_failure(code, *texts)
+    function(*arguments, *texts)
     name, message = (text.value.decode(errors="replace") for text in texts)
     return error_for(name, message) if name else None
 

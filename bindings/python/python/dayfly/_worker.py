@@ -48,11 +48,11 @@ def enter_group(invitation: str) -> None:
 
 
 def leave_group(succeeded: bool = False) -> None:
-    """Leaves the group of a previous call, also one that a function created itself, as `leave_mpi_world` does."""
+    """Leaves the group of a previous call, also one that a function created itself, as `_leave_mpi_world` does."""
     if _Group.process not in (None, os.getpid()):
         return
     os.environ.pop(GROUP_VARIABLE, None)
-    leave_mpi_world(succeeded)
+    _leave_mpi_world(succeeded)
     if "dayfly.groups" in sys.modules:
         sys.modules["dayfly.groups"]._leave()
     for name, value in _Group.replaced.items():
@@ -86,7 +86,7 @@ def environment_outside_group() -> dict[str, str]:
     return kept | {name: value for name, value in _Group.replaced.items() if value is not None}
 
 
-def leave_mpi_world(succeeded: bool) -> None:
+def _leave_mpi_world(succeeded: bool) -> None:
     """Ends ``MPI_COMM_WORLD`` of mpi4py in this process. Its next call joins the group of the next task.
 
     After a success, MPI waits for the other ranks. Otherwise it leaves at once, and they see that this rank is lost.

@@ -33,7 +33,7 @@ from dayfly._worker import GROUP_VARIABLE
 __all__ = ["Group", "Message", "world"]
 
 #: What the native module takes for any rank and for any tag.
-_ANY = -1
+ANY = -1
 
 
 class Message(NamedTuple):
@@ -155,7 +155,7 @@ class Group:
 
 
 def _envelope(source: int | None, tag: int | None) -> tuple[int, int]:
-    return _ANY if source is None else source, _ANY if tag is None else tag
+    return ANY if source is None else source, ANY if tag is None else tag
 
 
 def laid_out(lengths: Sequence[int]) -> list[tuple[int, int]]:

@@ -29,8 +29,9 @@ from dayfly import groups
 from dayfly._errors import RequestError
 from dayfly._native import Communicator, Op, Request
 
+_SUM = Op.named("sum")
 _OPERATIONS = [
-    (dist.ReduceOp.SUM, Op.named("sum")),
+    (dist.ReduceOp.SUM, _SUM),
     (dist.ReduceOp.PRODUCT, Op.named("prod")),
     (dist.ReduceOp.MIN, Op.named("min")),
     (dist.ReduceOp.MAX, Op.named("max")),
@@ -38,8 +39,6 @@ _OPERATIONS = [
     (dist.ReduceOp.BOR, Op.named("bor")),
     (dist.ReduceOp.BXOR, Op.named("bxor")),
 ]
-#: What the native module takes for any rank.
-_ANY_RANK = -1
 #: Completed operations that are kept alive. PyTorch has at most a few in flight.
 KEPT = 64
 
@@ -219,7 +218,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             size = self._comm.size
             if not flat.is_floating_point():
                 raise _refusal(f"an average of {tensor.dtype}; use a floating-point type")
-            return wide, _OPERATIONS[0][1], lambda found: (found / size).to(tensor.dtype)
+            return wide, _SUM, lambda found: (found / size).to(tensor.dtype)
         raise _refusal(f"the backend dayfly has no reduction {op}")
 
     def _allreduce(self, tensor: torch.Tensor, op: Any) -> tuple[Request, Callable[[], Any]]:
@@ -397,7 +396,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> _Work:
         """Receives into a tensor from any rank."""
-        return self.recv(tensors, _ANY_RANK, tag)
+        return self.recv(tensors, groups.ANY, tag)
 
 
 def _blocks(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:

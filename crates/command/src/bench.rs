@@ -29,6 +29,7 @@ use crate::values::{self, Level};
   dayfly bench comm --language python                  the same by mpi4py, beside mpi4py over Open MPI
   dayfly bench comm --tune --ranks 4 --output here.json   where algorithms should change on this machine
   dayfly bench comm --transport s3 --store s3://bucket through object storage, beside TCP, with predicted time and price
+  dayfly bench apps --only jacobi                      an MPI program with a leased worker, beside MPI alone
   dayfly bench table --out build/bench                 everything, with a picture
 
 Nothing else should run meanwhile: a measurement that saw a busy machine is refused (--force prints it all the same).")]
@@ -61,6 +62,8 @@ pub enum What {
     Frames(FramesArguments),
     /// Messages and collectives between ranks, beside those of Open MPI in the same run
     Comm(CommArguments),
+    /// Applications with leased workers, beside the same applications without, in the same run
+    Apps(AppsArguments),
     /// Cold, warm and hot over each transport, with a picture of the distributions
     Table(TableArguments),
 }
@@ -301,6 +304,41 @@ pub struct FramesArguments {
     #[arg(long)]
     pub force: bool,
     /// Python interpreter that has the package dayfly-frames, PyArrow, and the engines to compare with
+    #[arg(long, env = "DAYFLY_PYTHON", default_value = "python3")]
+    pub python: String,
+}
+
+/// The applications of `dayfly bench apps`.
+const APPS: [&str; 9] = [
+    "thumbnails",
+    "recognition",
+    "blackscholes",
+    "matmul",
+    "jacobi",
+    "scan",
+    "payload",
+    "workers",
+    "cold",
+];
+
+#[derive(Debug, Args)]
+pub struct AppsArguments {
+    /// Only this application; may be repeated [default: all]
+    #[arg(long, value_name = "NAME", value_parser = APPS)]
+    pub only: Vec<String>,
+    /// Small inputs and few rounds: whether it works, not how fast
+    #[arg(long)]
+    pub quick: bool,
+    /// Directory for apps.json and apps.svg
+    #[arg(long, value_name = "DIR", default_value = "build/apps")]
+    pub out: PathBuf,
+    /// Directory of the measuring programs, in a checkout of Dayfly
+    #[arg(long, value_name = "DIR", default_value = "benches/apps")]
+    pub suite: PathBuf,
+    /// Report even if the machine was busy
+    #[arg(long)]
+    pub force: bool,
+    /// Python interpreter that has the dayfly module, NumPy, Pillow, scikit-learn, scikit-image and uvicorn
     #[arg(long, env = "DAYFLY_PYTHON", default_value = "python3")]
     pub python: String,
 }

@@ -3,6 +3,7 @@
 //! `dayfly bench` and `dayfly simulate` execute it with its whole command line, so that `dayfly` contains no fonts and no plotting.
 //! The options are in `crates/command`, the measurements in this crate's library.
 
+mod apps;
 mod cold;
 mod comm;
 mod frames;
@@ -166,6 +167,7 @@ fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         What::Frames(options) => print(&frames::run(options)?, json),
         What::Harvest(options) => print(&harvest::run(options)?, json),
         What::Tasks(options) => print(&tasks::run(options)?, json),
+        What::Apps(options) => print(&apps::run(options)?, json),
         What::Table(options) => table::run(options, json),
     }
 }

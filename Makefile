@@ -2,7 +2,7 @@
 # installs what else is missing, or says what to install. Caches live in $DAYFLY_CACHE (~/.cache/dayfly), never here.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-frames test bench lint build package docs fmt generate env test-rust test-python loom soak miri sanitize valgrind clean
+.PHONY: help demo demo-frames test bench papers lint build package docs fmt generate env test-rust test-python loom soak miri sanitize valgrind clean
 export DAYFLY_CACHE DAYFLY_PYTHON DAYFLY_PEERS DAYFLY_RECORD
 
 help: ## say what can be made
@@ -19,6 +19,9 @@ test: ## build, then run every test
 
 bench: ## measure beside the machine's limits and beside the peers (DAYFLY_RECORD=NAME keeps a page of it)
 	@scripts/bench
+
+papers: ## measure the papers' experiments that this machine can run, beside the papers' figures
+	@scripts/papers
 
 lint: ## formatting, clippy, ruff, mypy, drift of generated files, known advisories, documentation
 	@scripts/lint

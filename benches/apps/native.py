@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,10 @@ def library_directory() -> Path:
     return Path(named) if named else Path(shutil.which(dayfly()) or dayfly()).resolve().parent
 
 
-def compile_app(source: Path, out: Path, *flags: str, compiler: str) -> Path:
+def compile_app(source: Path, out: Path, *flags: str, compiler: str, quick: bool) -> Path:
     """Compiles a program or, if its name ends in .so, a library of functions."""
     includes = [f"-I{ROOT / 'bindings' / name / 'include'}" for name in ("c", "cxx")]
-    command = [compiler, "-O3", *includes, *flags, "-o", str(out), str(source)]
+    command = [compiler, "-O1" if quick else "-O3", *includes, *flags, "-o", str(out), str(source)]
     if out.suffix == ".so":
         command += ["-shared", "-fPIC", "-lm"]
     else:
@@ -86,10 +87,9 @@ def mpirun(ranks: int) -> list[str]:
     return [*OPEN_MPI, *root, "-n", str(ranks)]
 
 
-def blackscholes(quick: bool, directory: Path, library: Path, rounds: int) -> list[dict[str, Any]]:
+def blackscholes(quick: bool, program: Path, library: Path, rounds: int) -> list[dict[str, Any]]:
     """OpenMP alone, with a leased worker, and a leased worker alone."""
     count = 400_000 if quick else 10_000_000
-    program = compile_app(EXAMPLES / "blackscholes.cpp", directory / "blackscholes", "-fopenmp", compiler="c++")
     note(f"Black-Scholes of {count} options")
     with site(cores()[1:2]) as state, on(cores()[:2]):
         settings = {"OMP_WAIT_POLICY": "passive", "OMP_DYNAMIC": "false"}
@@ -179,10 +179,9 @@ APPLICATIONS = [
 ]
 
 
-def with_mpi(app: Application, quick: bool, directory: Path, library: Path, rounds: int) -> list[dict[str, Any]]:
+def with_mpi(app: Application, quick: bool, program: Path, library: Path, rounds: int) -> list[dict[str, Any]]:
     """One rank on the first core, the same with a leased worker on the second, and two ranks."""
     size, steps = (app.quick_size, app.quick_steps) if quick else (app.size, app.steps)
-    program = compile_app(EXAMPLES / f"{app.name}.cpp", directory / app.name, compiler="mpicxx")
     note(f"{app.name} of {size} with MPI and leases")
     blocks = 1 if quick else BLOCKS
     arguments = [str(size), str(-(-rounds // blocks))] + ([str(steps)] if steps else [])
@@ -245,11 +244,20 @@ def measure(wanted: set[str], quick: bool, left_out: list[dict[str, str]]) -> li
         apps = []
     rounds = MIN_ROUNDS if quick else 12
     found: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="dayfly-apps-") as made:
+    with tempfile.TemporaryDirectory(prefix="dayfly-apps-") as made, ThreadPoolExecutor(len(cores())) as compilers:
         directory = Path(made)
-        library = compile_app(EXAMPLES / "functions.c", directory / "libapps.so", compiler="cc")
+
+        def start(name: str, *flags: str, out: str = "", compiler: str) -> Future[Path]:
+            target = directory / (out or Path(name).stem)
+            return compilers.submit(compile_app, EXAMPLES / name, target, *flags, compiler=compiler, quick=quick)
+
+        compiled = {app.name: start(f"{app.name}.cpp", compiler="mpicxx") for app in apps}
         if "blackscholes" in wanted:
-            found += blackscholes(quick, directory, library, rounds)
+            compiled["blackscholes"] = start("blackscholes.cpp", "-fopenmp", compiler="c++")
+        library = start("functions.c", out="libapps.so", compiler="cc").result()
+        programs = {name: each.result() for name, each in compiled.items()}
+        if "blackscholes" in wanted:
+            found += blackscholes(quick, programs["blackscholes"], library, rounds)
         for app in apps:
-            found += with_mpi(app, quick, directory, library, rounds)
+            found += with_mpi(app, quick, programs[app.name], library, rounds)
     return found

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from measure import MIN_ROUNDS, WrongResultError, in_turns, note, row
+from measure import MIN_ROUNDS, Measured, WrongResultError, in_turns, note, row
 from processes import HttpServer, RawEcho, cores, end, function_servers, has, listening, raw_echoes, start_server
 
 SIZES = {"1 B": 1, "1 kB": 1_000, "4 kB": 4_000, "64 kB": 64_000, "1 MB": 1_000_000, "5 MB": 5_000_000}
@@ -190,11 +190,12 @@ def cold(client: Any, quick: bool) -> list[dict[str, Any]]:
     return [row("cold", "cold", HTTP, times, why=why, **settings)]
 
 
-def measure(wanted: set[str], quick: bool, left_out: list[dict[str, str]]) -> list[dict[str, Any]]:
+def measure(wanted: set[str], quick: bool) -> Measured:
     """Measures the wanted ones of payloads, workers and cold starts."""
     apps = [name for name in ("payload", "workers", "cold") if name in wanted]
+    left_out: list[dict[str, str]] = []
     if not apps:
-        return []
+        return [], []
     has_server = has("uvicorn")
     if not has_server:
         left_out.extend({"app": app, "against": HTTP, "why": "uvicorn is not installed"} for app in apps)
@@ -214,4 +215,4 @@ def measure(wanted: set[str], quick: bool, left_out: list[dict[str, str]]) -> li
             found += parallel(client, raw, http, quick)
         if "cold" in apps and has_server:
             found += cold(client, quick)
-    return found
+    return found, left_out

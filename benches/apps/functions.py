@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from measure import MIN_ROUNDS, WrongResultError, in_turns, note, row
+from measure import MIN_ROUNDS, Measured, WrongResultError, in_turns, note, row
 from processes import EXAMPLES, HttpServer, cores, function_servers, has
 
 sys.path.insert(0, str(EXAMPLES))
@@ -265,11 +265,12 @@ def chosen(sizes: dict[str, int], quick: bool) -> list[tuple[str, int]]:
     return list(sizes.items())[: 1 if quick else None]
 
 
-def measure(wanted: set[str], quick: bool, left_out: list[dict[str, str]]) -> list[dict[str, Any]]:
+def measure(wanted: set[str], quick: bool) -> Measured:
     """Measures the wanted ones of both applications."""
     apps = [name for name in ("thumbnails", "recognition") if name in wanted]
+    left_out: list[dict[str, str]] = []
     if not apps:
-        return []
+        return [], []
     for app in apps:
         if not has("uvicorn"):
             left_out.append({"app": app, "against": "HTTP function server", "why": "uvicorn is not installed"})
@@ -285,4 +286,4 @@ def measure(wanted: set[str], quick: bool, left_out: list[dict[str, str]]) -> li
             found += measure_thumbnails(ways, quick)
         if "recognition" in apps:
             found += measure_recognition(ways, quick)
-    return found
+    return found, left_out

@@ -15,6 +15,10 @@ MIN_ROUNDS = 6
 CONFIDENCE = 0.95
 
 
+#: Rows, and what was left out.
+Measured = tuple[list[dict[str, Any]], list[dict[str, str]]]
+
+
 class WrongResultError(Exception):
     """A side computed something else than it should."""
 

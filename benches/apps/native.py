@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measure import MIN_ROUNDS, WrongResultError, note, row
+from measure import MIN_ROUNDS, Measured, WrongResultError, note, row
 from model import Model, divided, scanned, sentence
 from processes import EXAMPLES, ROOT, cores, dayfly, on, site
 
@@ -222,12 +222,13 @@ def with_mpi(app: Application, quick: bool, program: Path, library: Path, rounds
     return [first, second]
 
 
-def measure(wanted: set[str], quick: bool, left_out: list[dict[str, str]]) -> list[dict[str, Any]]:
+def measure(wanted: set[str], quick: bool) -> Measured:
     """Measures the wanted ones of Black-Scholes, the product, Jacobi's method and the scan."""
     apps = [app for app in APPLICATIONS if app.name in wanted]
     names = (["blackscholes"] if "blackscholes" in wanted else []) + [app.name for app in apps]
+    left_out: list[dict[str, str]] = []
     if not names:
-        return []
+        return [], []
     missing = ""
     if len(cores()) < 2:
         missing = "there is no second core"
@@ -237,7 +238,7 @@ def measure(wanted: set[str], quick: bool, left_out: list[dict[str, str]]) -> li
         missing = f"libdayfly.so is not in {library_directory()}. `make build` makes it"
     if missing:
         left_out.extend({"app": name, "against": "all", "why": missing} for name in names)
-        return []
+        return [], left_out
     if apps and not (shutil.which("mpicxx") and shutil.which("mpirun")):
         why = "Open MPI is not installed. Install with: sudo apt-get install openmpi-bin libopenmpi-dev"
         left_out.extend({"app": app.name, "against": MPI, "why": why} for app in apps)
@@ -260,4 +261,4 @@ def measure(wanted: set[str], quick: bool, left_out: list[dict[str, str]]) -> li
             found += blackscholes(quick, programs["blackscholes"], library, rounds)
         for app in apps:
             found += with_mpi(app, quick, programs[app.name], library, rounds)
-    return found
+    return found, left_out

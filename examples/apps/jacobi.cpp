@@ -100,7 +100,7 @@ public:
             std::copy(x.begin(), x.end(), x_.data());
             auto swept = start();
             system_.step(x, next, 0, first_);
-            finish(swept);
+            finish(std::move(swept));
             std::copy(next_.begin(), next_.end(), next.begin() + static_cast<std::ptrdiff_t>(first_));
             std::swap(x, next);
         }
@@ -122,23 +122,37 @@ public:
     int sent() const { return sent_; }
 
 private:
+    // Starts a step on the worker; sends the matrix before if the worker is known to have lost it.
     dayfly::future<std::size_t> start() {
+        try {
+            return sweep();
+        } catch (const dayfly::error &lost) {
+            if (lost.code() != DFLY_STATE_LOST) {
+                throw;
+            }
+        }
+        send();
+        return sweep();
+    }
+
+    dayfly::future<std::size_t> sweep() {
         dayfly::call_options options;
         options.worker = 0;
         options.incarnation = incarnation_;
         return workers_.submit("sweep", x_, system_.n, next_, options);
     }
 
-    void finish(dayfly::future<std::size_t> &swept) {
+    void finish(dayfly::future<std::size_t> swept) {
         try {
             swept.get();
+            return;
         } catch (const dayfly::error &lost) {
             if (lost.code() != DFLY_STATE_LOST) {
                 throw;
             }
-            send();
-            start().get();
         }
+        send();
+        sweep().get();
     }
 
     // Waits until the worker has been started again. Throws after 30 seconds.

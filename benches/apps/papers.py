@@ -58,8 +58,9 @@ def _cold(found: Found) -> str:
     return f"{found['total']['p50_ms']:.2f} ms p50, {found['total']['p99_ms']:.2f} ms p99"
 
 
-def app(name: str, against: str, given: str = "") -> Callable[[Found], str]:
-    """Returns a function that describes the row of an application, or why there is none."""
+def app(name: str, against: str, given: str = "", ours: str = "") -> Callable[[Found], str]:
+    """Returns a function that describes the row of an application, or why there is none. ``given`` begins its input,
+    and ``ours`` its own side."""
 
     def describe(found: Found) -> str:
         for row in found["rows"]:

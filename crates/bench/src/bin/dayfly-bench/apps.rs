@@ -49,8 +49,13 @@ struct Row {
     speedup: f64,
     low: f64,
     high: f64,
+    /// The medians of both sides, with intervals of 95 %.
     ours_ms: f64,
+    ours_low_ms: f64,
+    ours_high_ms: f64,
     against_ms: f64,
+    against_low_ms: f64,
+    against_high_ms: f64,
     rounds: usize,
     /// Cores of the other side.
     cores: u32,
@@ -79,13 +84,16 @@ impl fmt::Display for AppsReport {
         let Measured { rows, left_out, .. } = &self.measured;
         for row in rows {
             let input = row.input.as_deref().unwrap_or_default();
-            let title = format!("{} {input}: {} / {}", row.app, row.ours, row.against);
-            let (speedup, low, high) = (row.speedup, row.low, row.high);
-            let times = format!("{:.3} / {:.3} ms", row.ours_ms, row.against_ms);
             writeln!(
                 f,
-                "{title:<84} {speedup:>8.2} ({low:.2} to {high:.2})  {times}, {} rounds",
-                row.rounds
+                "{} {input}: {:.2} times as fast (95 %: {:.2} to {:.2}), {} rounds",
+                row.app, row.speedup, row.low, row.high, row.rounds
+            )?;
+            side(f, &row.ours, [row.ours_ms, row.ours_low_ms, row.ours_high_ms])?;
+            side(
+                f,
+                &row.against,
+                [row.against_ms, row.against_low_ms, row.against_high_ms],
             )?;
         }
         writeln!(f)?;
@@ -100,6 +108,11 @@ impl fmt::Display for AppsReport {
         }
         write!(f, "Picture: {}", self.measured.picture)
     }
+}
+
+/// Writes the median of one side, with its interval.
+fn side(f: &mut fmt::Formatter<'_>, name: &str, [median, low, high]: [f64; 3]) -> fmt::Result {
+    writeln!(f, "  {name:<40} {median:>10.3} ms (95 %: {low:.3} to {high:.3})")
 }
 
 pub fn run(options: &AppsArguments) -> Result<AppsReport, Failure> {

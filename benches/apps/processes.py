@@ -105,17 +105,7 @@ class HttpServer:
 
 def start_server(listener: socket.socket) -> subprocess.Popen[Any]:
     """Starts a function server of one process on a socket that listens."""
-    command = [
-        sys.executable,
-        "-m",
-        "uvicorn",
-        "server:app",
-        "--app-dir",
-        str(EXAMPLES),
-        "--fd",
-        str(listener.fileno()),
-    ]
-    command += ["--http", "h11", "--loop", "asyncio", "--lifespan", "off", "--log-level", "error", "--no-access-log"]
+    command = [sys.executable, str(EXAMPLES / "server.py"), str(listener.fileno())]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()])
 
 

@@ -4,12 +4,14 @@
     curl --data-binary @photo.jpg http://127.0.0.1:8080/thumbnail > small.jpg
 
 `POST /thumbnail` takes a photograph. `POST /recognise?PATH` takes photographs, each after its length in four bytes.
-`POST /echo` returns its body.
+`POST /echo` returns its body. `python examples/apps/server.py FD` serves on a socket that it inherits.
 """
 
 from __future__ import annotations
 
+import socket
 import struct
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
@@ -58,3 +60,16 @@ async def app(
     headers = [(b"content-length", str(len(out or b"")).encode())]
     await send({"type": "http.response.start", "status": 200 if out is not None else 404, "headers": headers})
     await send({"type": "http.response.body", "body": out or b""})
+
+
+def main() -> None:
+    import uvicorn
+
+    # With the family of the socket. `uvicorn --fd` takes it for a Unix socket, and so leaves Nagle's algorithm on.
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    settings = {"http": "h11", "loop": "asyncio", "lifespan": "off", "log_level": "error", "access_log": False}
+    uvicorn.Server(uvicorn.Config(app, **settings)).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()

@@ -60,7 +60,8 @@ def compile_app(source: Path, out: Path, *flags: str, compiler: str, quick: bool
         command += ["-shared", "-fPIC", "-lm"]
     else:
         where = library_directory()
-        command += ["-std=c++17", f"-L{where}", f"-Wl,-rpath,{where}", "-ldayfly", "-pthread", "-lm"]
+        # By its path: beside it may be a libmpi.so, which is not the one of the compiler.
+        command += ["-std=c++17", str(where / "libdayfly.so"), f"-Wl,-rpath,{where}", "-pthread", "-lm"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{source.name} does not compile:\n{done.stderr}")

@@ -3,7 +3,7 @@
  *
  *     cc -O3 -shared -fPIC -I bindings/c/include -o libapps.so examples/apps/functions.c -lm
  *     mpicxx -std=c++17 -O3 -I bindings/c/include -I bindings/cxx/include -o jacobi examples/apps/jacobi.cpp \
- *         -L "$LIB" -Wl,-rpath,"$LIB" -ldayfly -pthread
+ *         "$LIB/libdayfly.so" -Wl,-rpath,"$LIB" -pthread
  *     mpirun -n 2 ./jacobi ./libapps.so 2048 6 200                    # LIBRARY UNKNOWNS ROUNDS STEPS
  *     DAYFLY_MANAGER=STATE_DIRECTORY mpirun -n 1 ./jacobi ./libapps.so 2048 6 200
  *     DAYFLY_MANAGER=STATE_DIRECTORY mpirun -n 1 ./jacobi ./libapps.so 2048 6 200 lose   # ends the worker half-way */

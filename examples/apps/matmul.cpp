@@ -2,7 +2,7 @@
  *
  *     cc -O3 -shared -fPIC -I bindings/c/include -o libapps.so examples/apps/functions.c -lm
  *     mpicxx -std=c++17 -O3 -I bindings/c/include -I bindings/cxx/include -o matmul examples/apps/matmul.cpp \
- *         -L "$LIB" -Wl,-rpath,"$LIB" -ldayfly -pthread
+ *         "$LIB/libdayfly.so" -Wl,-rpath,"$LIB" -pthread
  *     mpirun -n 2 ./matmul ./libapps.so 768 6                         # LIBRARY SIDE ROUNDS
  *     DAYFLY_MANAGER=STATE_DIRECTORY mpirun -n 1 ./matmul ./libapps.so 768 6
  *

@@ -6,7 +6,7 @@
  *
  *     cc -O3 -shared -fPIC -I bindings/c/include -o libapps.so examples/apps/functions.c -lm
  *     mpicxx -std=c++17 -O3 -I bindings/c/include -I bindings/cxx/include -o scan examples/apps/scan.cpp \
- *         -L "$LIB" -Wl,-rpath,"$LIB" -ldayfly -pthread
+ *         "$LIB/libdayfly.so" -Wl,-rpath,"$LIB" -pthread
  *     mpirun -n 2 ./scan ./libapps.so 150 6                           # LIBRARY MATRICES ROUNDS
  *     DAYFLY_MANAGER=STATE_DIRECTORY mpirun -n 1 ./scan ./libapps.so 150 6 */
 #include "kernels.h"

@@ -201,7 +201,7 @@ def with_mpi(app: Application, quick: bool, program: Path, library: Path, rounds
             times[MPI_TWO] += run_app([*mpirun(2), program, library, *arguments], None)["rounds"]["mpi-2"]
     more: dict[str, Any] = {"checked": True, "input": str(size), "paper": app.paper}
     if app.name == "jacobi":
-        more["matrix_sent"] = max(sent)
+        more |= {"matrix_sent": max(sent), "matrix_sent_after_loss": lose(program, library)}
     first = row(
         *(app.name, MPI_LEASE, MPI, times),
         why={"won": app.won, "lost": "the call and what it sends cost more than the second core gives"},
@@ -221,6 +221,13 @@ def with_mpi(app: Application, quick: bool, program: Path, library: Path, rounds
         **{"cores": 2, "leased_cores": 1} | more,
     )
     return [first, second]
+
+
+def lose(program: Path, library: Path) -> int:
+    """Ends the worker of a small run of Jacobi's method half-way. Returns how many times the matrix was sent."""
+    with site(cores()[1:2]) as state, on(cores()[:2]):
+        found = run_app([*mpirun(1), program, library, "64", "2", "20", "lose"], state)
+    return int(found["sent"])
 
 
 def measure(wanted: set[str], quick: bool) -> Measured:

@@ -68,7 +68,9 @@ def main() -> None:
     # With the family of the socket. `uvicorn --fd` takes it for a Unix socket, and so leaves Nagle's algorithm on.
     listener = socket.socket(fileno=int(sys.argv[1]))
     settings = {"http": "h11", "loop": "asyncio", "lifespan": "off", "log_level": "error", "access_log": False}
-    uvicorn.Server(uvicorn.Config(app, **settings)).run(sockets=[listener])
+    # Connections may be idle for long, and stay.
+    config = uvicorn.Config(app, timeout_keep_alive=3600, **settings)
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ use crate::engine::{Engine, EngineGuard, Started, WaitState};
 use crate::group::Communicator;
 use crate::matching::{ANY_SOURCE, RequestId, State, Status, Unexpected};
 
+/// Set in the context of [`Communicator::apart`]. No agreement leads to a context that has it.
+const APART: u32 = 1 << 29;
+
 /// A send or a receive that was started. Complete or cancel it through a [`Turn`].
 #[derive(Debug)]
 #[must_use = "its memory is in use until it is taken or cancelled"]
@@ -150,9 +153,16 @@ impl Communicator {
         self.turn().with_members(self, context, members)
     }
 
+    /// The same ranks, with messages apart from those of this communicator; for messages only. The ranks need not agree:
+    /// all such communicators of one communicator have the same messages.
+    pub fn apart(&self) -> Self {
+        let mut guard = self.engine.lock();
+        self.among(guard.engine(), self.context | APART, self.members.to_vec(), self.rank)
+    }
+
     /// As [`Communicator::with_members`]; the engine is this communicator's.
     fn part_of_all(&self, engine: &mut Engine, context: u32, members: Vec<u32>) -> Result<Self, Failure> {
-        if context >= 1 << 29 || members.iter().any(|member| *member >= engine.size) {
+        if context >= APART || members.iter().any(|member| *member >= engine.size) {
             return Err(Failure::new(
                 Code::InvalidRequest,
                 "a communicator has ranks of the group, and a context that its ranks agreed on",
@@ -263,6 +273,24 @@ impl<'a> Turn<'a> {
         let (to, key) = comm.send_key(to, tag)?;
         // SAFETY: required of the caller.
         let started = unsafe { self.guard.engine().send(to, key, start, length) };
+        started.map(Detached::new)
+    }
+
+    /// As [`Communicator::start_receive`], for a caller that has the engine.
+    ///
+    /// # Safety
+    /// As [`Communicator::start_receive`].
+    pub unsafe fn start_receive(
+        &mut self,
+        comm: &Communicator,
+        start: *mut u8,
+        length: usize,
+        from: u32,
+        tag: u32,
+    ) -> Result<Detached, Failure> {
+        let (from, key) = comm.receive_key(from, tag)?;
+        // SAFETY: required of the caller.
+        let started = unsafe { self.guard.engine().receive(from, key, start, length) };
         started.map(Detached::new)
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use dayfly_comm::{Communicator, Datatype as Element, Operation};
 
 use crate::attribute::{self, Holder};
+use crate::buffers::{self, Owner};
 use crate::collective::gathered;
 use crate::communicator::{self, COMMUNICATORS, CommObject, Peer, Sides, make};
 use crate::errhandler;
@@ -316,6 +317,7 @@ fn release(comm: Out<Comm>) -> Result<()> {
     }
     attribute::delete_all(&*object, handle)?;
     COMMUNICATORS.remove(handle.0);
+    buffers::forget(Owner::Comm(handle.0));
     comm.set(Comm::NULL);
     Ok(())
 }

@@ -6,12 +6,14 @@
 //! - [`state`] is initialisation: the world is the group of the invitation in the environment, or this process alone.
 //! - [`communicator`], [`comm_create`], [`group`], [`attribute`], [`info`], [`errhandler`], [`topology`].
 //! - [`datatype`] and [`pack`]: where elements lie in memory.
-//! - [`request`] drives operations; [`point`] and [`probe`] are messages, [`collective`] and [`op`] the rest.
+//! - [`request`] drives operations; [`point`], [`probe`], [`buffers`] and [`partitioned`] are messages, [`collective`] and
+//!   [`op`] the rest.
 //! - [`file`] is input and output.
 //! - [`window`] is one-sided access.
 //! - [`unsupported`] lists what is refused.
 
 mod attribute;
+mod buffers;
 mod collective;
 mod comm_create;
 mod communicator;
@@ -28,6 +30,7 @@ mod integer;
 mod long_double;
 mod op;
 mod pack;
+mod partitioned;
 mod point;
 mod pointer;
 mod probe;

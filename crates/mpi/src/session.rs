@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::buffers::{self, Owner};
 use crate::comm_create;
 use crate::errhandler;
 use crate::error::{Error, Result, class};
@@ -33,6 +34,11 @@ fn get(session: Session) -> Result<Arc<SessionObject>> {
     SESSIONS
         .get(session.0)
         .ok_or_else(|| Error::new(class::SESSION, "the handle is no session"))
+}
+
+/// Checks that a handle names a session.
+pub fn check(session: Session) -> Result<()> {
+    get(session).map(|_| ())
 }
 
 /// The error handler of a session, if that exists.
@@ -70,6 +76,7 @@ mpi! {
         let handle = session.get()?;
         get(handle)?;
         SESSIONS.remove(handle.0);
+        buffers::forget(Owner::Session(handle.0));
         session.set(Session::NULL);
         state::end_session()
     }

@@ -19,7 +19,7 @@ use crate::error::{Error, Result, class};
 use crate::face::{mpi, mpi_value};
 use crate::handle::{Comm, Errhandler};
 use crate::pointer::{Buffer, Out, TextOut};
-use crate::{attribute, errhandler, error, file, inherited, point, probe, request, session, window};
+use crate::{attribute, buffers, errhandler, error, file, inherited, probe, request, session, window};
 
 /// Context of `MPI_COMM_SELF`, and of the messages by which ranks agree on new communicators. Equal on all ranks, since
 /// the world's is 0.
@@ -204,7 +204,7 @@ fn close(instance: Arc<Instance>, waits: bool) -> Result<()> {
     probe::clear();
     window::clear();
     file::FILES.clear();
-    point::forget_buffer();
+    buffers::clear();
     communicator::COMMUNICATORS.clear();
     Ok(())
 }

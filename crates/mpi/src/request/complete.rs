@@ -3,14 +3,13 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use super::{Active, Generalized, REQUESTS, RequestObject, make, orphans, poll_orphans};
+use super::{Active, Generalized, REQUESTS, RequestObject, make, orphans, poll_orphans, serve};
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::handle::{Comm, Request, UNDEFINED};
 use crate::pointer::{Buffer, Out};
 use crate::state;
 use crate::status::{Completion, Status, StatusOut, no_request};
-use crate::window;
 
 type Objects = Vec<Option<Arc<RequestObject>>>;
 
@@ -35,7 +34,7 @@ fn drive(all: &Objects, waits: bool, what: &'static str, done: impl Fn(&[bool]) 
     }
     poll_orphans(&mut turn);
     loop {
-        window::serve(&mut turn);
+        serve(&mut turn);
         for (ended, request) in ended.iter_mut().zip(all) {
             if !*ended {
                 *ended = request.as_ref().is_none_or(|request| request.poll(&mut turn));
@@ -256,7 +255,7 @@ mpi! {
         if let Some((free, state)) = generalized {
             free(state.start().cast());
         } else if request.is_active() {
-            orphans().push(request);
+            orphans().push((None, request));
         }
         Ok(())
     }

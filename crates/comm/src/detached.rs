@@ -3,11 +3,15 @@
 //! The ranks of a [`Detached`] operation's status are ranks of the whole group. All communicators of a rank share one
 //! engine, so one [`Turn`] drives and completes the operations of any of them.
 
+use std::time::Duration;
+
 use dayfly_protocol::error::{Code, Failure};
 
+pub use crate::engine::Counters;
 use crate::engine::{Engine, EngineGuard, Started, WaitState};
 use crate::group::Communicator;
 use crate::matching::{ANY_SOURCE, RequestId, State, Status, Unexpected};
+use crate::options::Options;
 
 /// Set in the context of [`Communicator::apart`]. No agreement leads to a context that has it.
 const APART: u32 = 1 << 29;
@@ -305,6 +309,29 @@ impl<'a> Turn<'a> {
         members: Vec<u32>,
     ) -> Result<Communicator, Failure> {
         comm.part_of_all(self.guard.engine(), context, members)
+    }
+
+    /// What the engine counts.
+    pub fn counters(&mut self) -> Counters {
+        self.guard.engine().counters()
+    }
+
+    /// The options of the engine.
+    pub fn options(&mut self) -> &Options {
+        &self.guard.engine().options
+    }
+
+    /// Changes the longest duration of one operation.
+    pub fn set_deadline(&mut self, deadline: Duration) {
+        self.guard.engine().options.deadline = deadline;
+    }
+
+    /// Changes how long a waiting rank polls before it sleeps.
+    ///
+    /// # Errors
+    /// [`Code::InvalidRequest`] when this rank polls without end: the others do not expect that it sleeps.
+    pub fn set_spin(&mut self, spin: Duration) -> Result<(), Failure> {
+        self.guard.engine().set_spin(spin)
     }
 
     /// Whether [`Turn::take`] would return an outcome.

@@ -10,6 +10,9 @@
 //!   [`op`] the rest.
 //! - [`file`] is input and output.
 //! - [`window`] is one-sided access.
+//! - [`tools`] is the interface for tools.
+//! - [`deprecated`], [`fortran`] and [`extension`] are what the standard has removed, what it has for Fortran, and what
+//!   MPICH has beside it.
 //! - [`unsupported`] lists what is refused.
 
 mod attribute;
@@ -18,10 +21,13 @@ mod collective;
 mod comm_create;
 mod communicator;
 mod datatype;
+mod deprecated;
 mod errhandler;
 mod error;
+mod extension;
 mod face;
 mod file;
+mod fortran;
 mod group;
 mod handle;
 mod info;
@@ -38,6 +44,7 @@ mod request;
 mod session;
 mod state;
 mod status;
+mod tools;
 mod topology;
 mod unsupported;
 mod window;

@@ -30,6 +30,14 @@ pub fn clear() {
 /// Names of the sets of processes.
 const SETS: [&str; 2] = ["mpi://WORLD", "mpi://SELF"];
 
+/// Index of the set of all processes.
+pub const WORLD: usize = 0;
+
+/// Index of the set of processes with this name.
+pub fn set_named(set: &str) -> Option<usize> {
+    SETS.iter().position(|name| name.eq_ignore_ascii_case(set))
+}
+
 fn get(session: Session) -> Result<Arc<SessionObject>> {
     SESSIONS
         .get(session.0)
@@ -52,8 +60,8 @@ pub fn handler(session: Session) -> Option<Errhandler> {
 fn members(set: &str) -> Result<group::Members> {
     let instance = state::instance()?;
     let communicators = &instance.communicators;
-    let found = match SETS.iter().position(|name| name.eq_ignore_ascii_case(set)) {
-        Some(0) => communicators.world.members()?,
+    let found = match set_named(set) {
+        Some(WORLD) => communicators.world.members()?,
         Some(_) => communicators.alone.members()?,
         None => return Err(Error::new(class::ARG, format!("there is no set of processes {set}"))),
     };

@@ -3,11 +3,18 @@
 //! The ranks of a [`Detached`] operation's status are ranks of the whole group. All communicators of a rank share one
 //! engine, so one [`Turn`] drives and completes the operations of any of them.
 
+use std::time::Duration;
+
 use dayfly_protocol::error::{Code, Failure};
 
+pub use crate::engine::Counters;
 use crate::engine::{Engine, EngineGuard, Started, WaitState};
 use crate::group::Communicator;
 use crate::matching::{ANY_SOURCE, RequestId, State, Status, Unexpected};
+use crate::options::Options;
+
+/// Set in the context of [`Communicator::apart`]. No agreement leads to a context that has it.
+const APART: u32 = 1 << 29;
 
 /// A send or a receive that was started. Complete or cancel it through a [`Turn`].
 #[derive(Debug)]
@@ -150,9 +157,16 @@ impl Communicator {
         self.turn().with_members(self, context, members)
     }
 
+    /// The same ranks, with messages apart from those of this communicator; for messages only. The ranks need not agree:
+    /// all such communicators of one communicator have the same messages.
+    pub fn apart(&self) -> Self {
+        let mut guard = self.engine.lock();
+        self.among(guard.engine(), self.context | APART, self.members.to_vec(), self.rank)
+    }
+
     /// As [`Communicator::with_members`]; the engine is this communicator's.
     fn part_of_all(&self, engine: &mut Engine, context: u32, members: Vec<u32>) -> Result<Self, Failure> {
-        if context >= 1 << 29 || members.iter().any(|member| *member >= engine.size) {
+        if context >= APART || members.iter().any(|member| *member >= engine.size) {
             return Err(Failure::new(
                 Code::InvalidRequest,
                 "a communicator has ranks of the group, and a context that its ranks agreed on",
@@ -266,6 +280,24 @@ impl<'a> Turn<'a> {
         started.map(Detached::new)
     }
 
+    /// As [`Communicator::start_receive`], for a caller that has the engine.
+    ///
+    /// # Safety
+    /// As [`Communicator::start_receive`].
+    pub unsafe fn start_receive(
+        &mut self,
+        comm: &Communicator,
+        start: *mut u8,
+        length: usize,
+        from: u32,
+        tag: u32,
+    ) -> Result<Detached, Failure> {
+        let (from, key) = comm.receive_key(from, tag)?;
+        // SAFETY: required of the caller.
+        let started = unsafe { self.guard.engine().receive(from, key, start, length) };
+        started.map(Detached::new)
+    }
+
     /// As [`Communicator::with_members`], for a caller that has the engine.
     ///
     /// # Errors
@@ -277,6 +309,29 @@ impl<'a> Turn<'a> {
         members: Vec<u32>,
     ) -> Result<Communicator, Failure> {
         comm.part_of_all(self.guard.engine(), context, members)
+    }
+
+    /// What the engine counts.
+    pub fn counters(&mut self) -> Counters {
+        self.guard.engine().counters()
+    }
+
+    /// The options of the engine.
+    pub fn options(&mut self) -> &Options {
+        &self.guard.engine().options
+    }
+
+    /// Changes the longest duration of one operation.
+    pub fn set_deadline(&mut self, deadline: Duration) {
+        self.guard.engine().options.deadline = deadline;
+    }
+
+    /// Changes how long a waiting rank polls before it sleeps.
+    ///
+    /// # Errors
+    /// [`Code::InvalidRequest`] when this rank polls without end: the others do not expect that it sleeps.
+    pub fn set_spin(&mut self, spin: Duration) -> Result<(), Failure> {
+        self.guard.engine().set_spin(spin)
     }
 
     /// Whether [`Turn::take`] would return an outcome.

@@ -1,6 +1,7 @@
 //! The engine: transports, requests, and the state of the ranks.
 
 mod contexts;
+mod counters;
 mod driver;
 mod failures;
 mod lazy_connect;
@@ -22,6 +23,7 @@ use crate::options::Options;
 use crate::wire::envelope::{Envelope, Offer, kind};
 use crate::wire::{Outgoing, Payload, PeerTransport};
 use crate::{LostRanks, Route};
+pub use counters::Counters;
 pub use driver::Watched;
 pub use failures::CommunicatorRecord;
 use lazy_connect::LazyConnections;
@@ -32,7 +34,7 @@ use wait::online_cores;
 /// How long a leaving rank waits for its sent bytes to be taken.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 /// Sends between two checks for arrivals and failures.
-const SENDS_PER_LOOK: u32 = 1024;
+const SENDS_PER_LOOK: u64 = 1024;
 /// Longest sleep while bytes wait for room in a ring of shared memory, which no event announces.
 const MAX_UNFLUSHED_SLEEP: Duration = Duration::from_millis(1);
 /// Events that are read at a time.
@@ -76,7 +78,7 @@ pub struct Engine {
     peers_sleep: bool,
     scratch: Vec<Vec<u8>>,
     /// Number of started sends.
-    sends: u32,
+    sends: u64,
 }
 
 impl Engine {

@@ -273,6 +273,11 @@ impl Matching {
         self.waiting_limit = usize::MAX;
     }
 
+    /// Receives that no message has matched.
+    pub fn posted_receives(&self) -> usize {
+        self.posted_any.len() + self.posted.iter().map(VecDeque::len).sum::<usize>()
+    }
+
     /// Whether there is room for this message, matched or not.
     #[inline]
     pub fn admits(&self, source: u32, envelope: &Envelope) -> bool {

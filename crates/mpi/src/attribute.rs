@@ -127,7 +127,7 @@ fn key_object(key: Keyval) -> Result<Arc<KeyObject>> {
         .ok_or_else(|| Error::new(class::KEYVAL, "the key of the attribute is invalid"))
 }
 
-fn create(copy: Option<CopyFunction>, delete: Option<DeleteFunction>, key: Out<Keyval>, state: Buffer) -> Result<()> {
+pub fn create(copy: Option<CopyFunction>, delete: Option<DeleteFunction>, key: Out<Keyval>, state: Buffer) -> Result<()> {
     key.check()?.set(Keyval(KEYS.insert(Arc::new(KeyObject {
         copy,
         delete,
@@ -137,7 +137,7 @@ fn create(copy: Option<CopyFunction>, delete: Option<DeleteFunction>, key: Out<K
     Ok(())
 }
 
-fn free(key: Out<Keyval>) -> Result<()> {
+pub fn free(key: Out<Keyval>) -> Result<()> {
     // Attributes that exist keep the key; its number is not used again.
     key_object(key.get()?)?.freed.store(true, Ordering::Release);
     key.set(Keyval::NULL);
@@ -212,6 +212,28 @@ fn predefined(key: Keyval) -> Option<usize> {
     })
 }
 
+pub fn set_of_comm(comm: Comm, key: Keyval, value: Buffer) -> Result<()> {
+    communicator::get(comm)?
+        .attributes()
+        .set(comm.0, key, value.address())
+}
+
+pub fn get_of_comm(comm: Comm, key: Keyval, value: Out<usize>, flag: Out<c_int>) -> Result<()> {
+    let object = communicator::get(comm)?;
+    match predefined(key) {
+        Some(address) => {
+            value.set(address);
+            flag.set(1);
+            Ok(())
+        }
+        None => get(&*object, key, value, flag),
+    }
+}
+
+pub fn delete_of_comm(comm: Comm, key: Keyval) -> Result<()> {
+    delete(&*communicator::get(comm)?, comm, key)
+}
+
 mpi! {
     fn MPI_Comm_create_keyval(
         copy: Option<CopyFunction>, delete: Option<DeleteFunction>, key: Out<Keyval>, state: Buffer
@@ -224,23 +246,15 @@ mpi! {
     }
 
     fn MPI_Comm_set_attr(comm: Comm, key: Keyval, value: Buffer) [comm] {
-        communicator::get(comm)?.attributes().set(comm.0, key, value.address())
+        set_of_comm(comm, key, value)
     }
 
     fn MPI_Comm_get_attr(comm: Comm, key: Keyval, value: Out<usize>, flag: Out<c_int>) [comm] {
-        let object = communicator::get(comm)?;
-        match predefined(key) {
-            Some(address) => {
-                value.set(address);
-                flag.set(1);
-                Ok(())
-            }
-            None => get(&*object, key, value, flag),
-        }
+        get_of_comm(comm, key, value, flag)
     }
 
     fn MPI_Comm_delete_attr(comm: Comm, key: Keyval) [comm] {
-        delete(&*communicator::get(comm)?, comm, key)
+        delete_of_comm(comm, key)
     }
 
     fn MPI_Type_create_keyval(

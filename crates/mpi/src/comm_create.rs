@@ -6,6 +6,7 @@ use std::sync::Arc;
 use dayfly_comm::{Communicator, Datatype as Element, Operation};
 
 use crate::attribute::{self, Holder};
+use crate::buffers::{self, Owner};
 use crate::collective::gathered;
 use crate::communicator::{self, COMMUNICATORS, CommObject, Peer, Sides, make};
 use crate::errhandler;
@@ -16,6 +17,7 @@ use crate::handle::{Comm, Errhandler, Group, Info, Request, UNDEFINED};
 use crate::info;
 use crate::pointer::{Out, Text};
 use crate::request::{self, Active};
+use crate::session;
 use crate::state::{self, Instance};
 use crate::status::Completion;
 
@@ -27,6 +29,7 @@ const KEPT_TAGS: u32 = OF_LEADERS - 1;
 const COMM_TYPE_SHARED: c_int = 1;
 const COMM_TYPE_HW_GUIDED: c_int = 2;
 const COMM_TYPE_HW_UNGUIDED: c_int = 3;
+const COMM_TYPE_RESOURCE_GUIDED: c_int = 4;
 
 /// Agrees with the other ranks of a communicator on the greatest of their numbers.
 fn greatest(comm: &Communicator, number: u32) -> Result<u32> {
@@ -316,6 +319,7 @@ fn release(comm: Out<Comm>) -> Result<()> {
     }
     attribute::delete_all(&*object, handle)?;
     COMMUNICATORS.remove(handle.0);
+    buffers::forget(Owner::Comm(handle.0));
     comm.set(Comm::NULL);
     Ok(())
 }
@@ -337,6 +341,17 @@ fn names_shared_memory(given: Info) -> Result<bool> {
     Ok(pairs
         .iter()
         .any(|(key, value)| key == "mpi_hw_resource_type" && value == "mpi_shared_memory"))
+}
+
+/// The color of the part of a communicator in the set of processes that an info names; `UNDEFINED` without one.
+fn part_of_set(given: Info, object: &CommObject) -> Result<c_int> {
+    let pairs = info::optional(given)?.map(|given| given.pairs().clone()).unwrap_or_default();
+    let name = pairs.into_iter().find(|(key, _)| key == "mpi_pset_name");
+    Ok(match name.and_then(|(_, name)| session::set_named(&name)) {
+        Some(session::WORLD) => 0,
+        Some(_) => object.rank() as c_int,
+        None => UNDEFINED,
+    })
 }
 
 mpi! {
@@ -368,7 +383,8 @@ mpi! {
         let object = communicator::get(comm)?;
         let color = match kind {
             COMM_TYPE_SHARED => host()?,
-            COMM_TYPE_HW_GUIDED if names_shared_memory(info)? => host()?,
+            COMM_TYPE_HW_GUIDED | COMM_TYPE_RESOURCE_GUIDED if names_shared_memory(info)? => host()?,
+            COMM_TYPE_RESOURCE_GUIDED => part_of_set(info, &object)?,
             COMM_TYPE_HW_GUIDED | COMM_TYPE_HW_UNGUIDED | UNDEFINED => UNDEFINED,
             _ => return Err(Error::new(class::ARG, format!("there is no type {kind} of parts"))),
         };

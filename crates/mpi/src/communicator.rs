@@ -26,6 +26,8 @@ pub struct CommObject {
     remote: OnceLock<Communicator>,
     /// Of an intercommunicator: the ranks of both sides, for collectives.
     merged: OnceLock<Communicator>,
+    /// For the parts of partitioned messages, once there are any.
+    parts: OnceLock<Communicator>,
     is_inter: bool,
     pub attributes: Attributes,
     handler: AtomicI32,
@@ -83,6 +85,7 @@ impl CommObject {
             local: local.map(OnceLock::from).unwrap_or_default(),
             remote: OnceLock::new(),
             merged: OnceLock::new(),
+            parts: OnceLock::new(),
             is_inter: false,
             attributes: Attributes::default(),
             handler: AtomicI32::new(handler.0),
@@ -122,6 +125,12 @@ impl CommObject {
             true => self.remote(),
             false => self.local(),
         }
+    }
+
+    /// The ranks that messages go to, for messages that no other receive of the program may match.
+    pub fn parts(&self) -> Result<&Communicator> {
+        let peers = self.peers()?;
+        Ok(self.parts.get_or_init(|| peers.apart()))
     }
 
     /// The ranks on the other side of an intercommunicator.

@@ -3,7 +3,7 @@
 //! A datatype is a list of parts; each repeats blocks of another datatype at a stride, so a vector has one part however
 //! long it is. What a message needs is computed once: the runs of bytes in the order of the type map.
 
-mod construct;
+pub mod construct;
 mod darray;
 mod describe;
 mod elements;
@@ -148,12 +148,32 @@ pub fn make(object: TypeObject) -> Datatype {
     Datatype(TYPES.insert(Arc::new(object)))
 }
 
+/// A handle for an object that something else keeps too.
+pub fn insert(object: Arc<TypeObject>) -> Datatype {
+    Datatype(TYPES.insert(object))
+}
+
 /// A handle for a datatype that exists: its own if it is predefined.
 pub fn handle_of(object: &Arc<TypeObject>) -> Datatype {
     match object.predefined {
-        Some((handle, _)) => handle,
-        None => Datatype(TYPES.insert(object.clone())),
+        Some((handle, _)) if object.recipe.combiner == NAMED => handle,
+        Some((handle, _)) => crate::fortran::handle_of(object).unwrap_or(handle),
+        None => insert(object.clone()),
     }
+}
+
+/// The predefined datatype of a value and an index, or `MPI_DATATYPE_NULL`.
+pub fn pair_of(value: &TypeObject, index: Datatype) -> Datatype {
+    /// `MPI_2INT`.
+    const TWO_INTS: Datatype = Datatype(0x4c00_0816);
+    let Some((value, _)) = value.predefined.filter(|_| index.0 == INT as c_int) else {
+        return Datatype::NULL;
+    };
+    if value == index {
+        return TWO_INTS;
+    }
+    let found = PAIRS.iter().position(|(_, _, of, _)| *of == value.0 as u32);
+    found.map_or(Datatype::NULL, |at| Datatype((FIRST_PAIR + at as u32) as c_int))
 }
 
 pub fn remove(datatype: Datatype) -> Option<Arc<TypeObject>> {

@@ -142,6 +142,12 @@ pub fn create_for_session(function: Option<Function>, handle: Out<Errhandler>) -
     create(Handler::Session(function), handle)
 }
 
+/// Makes a handler of communicators.
+pub fn create_for_comm(function: Option<Function>, handle: Out<Errhandler>) -> Result<()> {
+    let function = function.ok_or_else(|| Error::new(class::ARG, "the handler's function is NULL"))?;
+    create(Handler::Comm(function), handle)
+}
+
 fn create(handler: Handler, handle: Out<Errhandler>) -> Result<()> {
     handle.check()?.set(Errhandler(HANDLERS.insert(Arc::new(handler))));
     Ok(())
@@ -149,8 +155,7 @@ fn create(handler: Handler, handle: Out<Errhandler>) -> Result<()> {
 
 mpi! {
     fn MPI_Comm_create_errhandler(function: Option<Function>, handle: Out<Errhandler>) [()] {
-        let function = function.ok_or_else(|| Error::new(class::ARG, "the handler's function is NULL"))?;
-        create(Handler::Comm(function), handle)
+        create_for_comm(function, handle)
     }
 
     fn MPI_Win_create_errhandler(function: Option<Function>, handle: Out<Errhandler>) [()] {

@@ -83,9 +83,27 @@ pub mod class {
         RMA_ATTACH = 56: "memory cannot be attached"
         RMA_SHARED = 57: "memory cannot be shared"
         RMA_FLAVOR = 58: "wrong flavor of a window"
+        T_MEMORY = 59: "the interface for tools is out of memory"
+        T_NOT_INITIALIZED = 60: "the interface for tools is not initialised"
+        T_CANNOT_INIT = 61: "the interface for tools cannot be initialised"
+        T_INVALID_INDEX = 62: "invalid index"
+        T_INVALID_ITEM = 63: "invalid index of an item"
+        T_INVALID_HANDLE = 64: "invalid handle of a variable, an enumeration or an event"
+        T_OUT_OF_HANDLES = 65: "there are no more handles"
+        T_OUT_OF_SESSIONS = 66: "there are no more sessions of the interface for tools"
+        T_INVALID_SESSION = 67: "invalid session of the interface for tools"
+        T_CVAR_SET_NOT_NOW = 68: "the control variable cannot be set now"
+        T_CVAR_SET_NEVER = 69: "the control variable cannot be set"
+        T_PVAR_NO_STARTSTOP = 70: "the performance variable cannot be started or stopped"
+        T_PVAR_NO_WRITE = 71: "the performance variable cannot be written or reset"
+        T_PVAR_NO_ATOMIC = 72: "the performance variable cannot be read and written at once"
+        T_INVALID_NAME = 73: "there is nothing of that name"
+        T_INVALID = 74: "invalid argument, or invalid use of the interface for tools"
         SESSION = 75: "invalid session"
         PROC_ABORTED = 76: "a process has aborted"
         VALUE_TOO_LARGE = 77: "value too large"
+        T_NOT_SUPPORTED = 78: "the interface for tools does not support this"
+        T_NOT_ACCESSIBLE = 79: "not accessible now: there is no group"
         ERRHANDLER = 80: "invalid error handler"
         PROC_FAILED = 101: "a process has failed"
         PROC_FAILED_PENDING = 102: "a process has failed, the request is pending"
@@ -227,7 +245,11 @@ pub fn text_of(code: c_int) -> Option<String> {
             .iter()
             .find(|(number, ..)| *number == class)
             .map(|(_, name, text)| {
-                let prefix = if class > 100 { "MPIX_ERR_" } else { "MPI_ERR_" };
+                let (prefix, name) = match name.strip_prefix("T_") {
+                    Some(name) => ("MPI_T_ERR_", name),
+                    None if class > 100 => ("MPIX_ERR_", *name),
+                    None => ("MPI_ERR_", *name),
+                };
                 format!("{prefix}{name}: {text}")
             })?,
     };

@@ -6,20 +6,28 @@
 //! - [`state`] is initialisation: the world is the group of the invitation in the environment, or this process alone.
 //! - [`communicator`], [`comm_create`], [`group`], [`attribute`], [`info`], [`errhandler`], [`topology`].
 //! - [`datatype`] and [`pack`]: where elements lie in memory.
-//! - [`request`] drives operations; [`point`] and [`probe`] are messages, [`collective`] and [`op`] the rest.
+//! - [`request`] drives operations; [`point`], [`probe`], [`buffers`] and [`partitioned`] are messages, [`collective`] and
+//!   [`op`] the rest.
 //! - [`file`] is input and output.
 //! - [`window`] is one-sided access.
+//! - [`tools`] is the interface for tools.
+//! - [`deprecated`], [`fortran`] and [`extension`] are what the standard has removed, what it has for Fortran, and what
+//!   MPICH has beside it.
 //! - [`unsupported`] lists what is refused.
 
 mod attribute;
+mod buffers;
 mod collective;
 mod comm_create;
 mod communicator;
 mod datatype;
+mod deprecated;
 mod errhandler;
 mod error;
+mod extension;
 mod face;
 mod file;
+mod fortran;
 mod group;
 mod handle;
 mod info;
@@ -28,6 +36,7 @@ mod integer;
 mod long_double;
 mod op;
 mod pack;
+mod partitioned;
 mod point;
 mod pointer;
 mod probe;
@@ -35,6 +44,7 @@ mod request;
 mod session;
 mod state;
 mod status;
+mod tools;
 mod topology;
 mod unsupported;
 mod window;

@@ -62,6 +62,41 @@ fn swap(bytes: &mut [u8], of: &datatype::TypeObject) {
     }
 }
 
+fn pack_external(
+    name: Text,
+    buffer: Buffer,
+    count: Count,
+    of: Datatype,
+    packed: Buffer,
+    size: Count,
+    start: Count,
+) -> Result<Count> {
+    check_external(name)?;
+    let end = pack(buffer, count, of, packed, size, start)?;
+    let own = packed.offset(start as isize).bytes_mut((end - start) as usize);
+    swap(own, &*datatype::get(of)?);
+    Ok(end)
+}
+
+fn unpack_external(
+    name: Text,
+    packed: Buffer,
+    size: Count,
+    start: Count,
+    buffer: Buffer,
+    count: Count,
+    of: Datatype,
+) -> Result<Count> {
+    check_external(name)?;
+    let (object, count) = (datatype::get(of)?, count_of(count)?);
+    let length = object.bytes(count)?;
+    let at = place(start, size, length)?;
+    let mut copy = packed.offset(at as isize).bytes(length).to_vec();
+    swap(&mut copy, &object);
+    object.unpack(&copy, buffer, count);
+    Ok((at + length) as Count)
+}
+
 mpi! {
     fn MPI_Pack / MPI_Pack_c (
         buffer: Buffer, count: N, of: Datatype, packed: Buffer, size: N, position: Out<N>, comm: Comm
@@ -90,32 +125,42 @@ mpi! {
     fn MPI_Pack_external (
         name: Text, buffer: Buffer, count: c_int, of: Datatype, packed: Buffer, size: Aint, position: Out<Aint>
     ) [()] {
-        check_external(name)?;
-        let start = position.get()?;
-        let end = pack(buffer, count.into(), of, packed, size as Count, start as Count)?;
-        swap(packed.offset(start).bytes_mut(end as usize - start as usize), &*datatype::get(of)?);
+        let end = pack_external(name, buffer, count.into(), of, packed, size as Count, position.get()? as Count)?;
         position.set(end as Aint);
+        Ok(())
+    }
+
+    fn MPI_Pack_external_c (
+        name: Text, buffer: Buffer, count: Count, of: Datatype, packed: Buffer, size: Count, position: Out<Count>
+    ) [()] {
+        position.set(pack_external(name, buffer, count, of, packed, size, position.get()?)?);
         Ok(())
     }
 
     fn MPI_Unpack_external (
         name: Text, packed: Buffer, size: Aint, position: Out<Aint>, buffer: Buffer, count: c_int, of: Datatype
     ) [()] {
-        check_external(name)?;
-        let start = position.get()?;
-        let object = datatype::get(of)?;
-        let length = object.bytes(count_of(count.into())?)?;
-        let at = place(start as Count, size as Count, length)?;
-        let mut copy = packed.offset(at as isize).bytes(length).to_vec();
-        swap(&mut copy, &object);
-        object.unpack(&copy, buffer, count_of(count.into())?);
-        position.set((at + length) as Aint);
+        let end = unpack_external(name, packed, size as Count, position.get()? as Count, buffer, count.into(), of)?;
+        position.set(end as Aint);
+        Ok(())
+    }
+
+    fn MPI_Unpack_external_c (
+        name: Text, packed: Buffer, size: Count, position: Out<Count>, buffer: Buffer, count: Count, of: Datatype
+    ) [()] {
+        position.set(unpack_external(name, packed, size, position.get()?, buffer, count, of)?);
         Ok(())
     }
 
     fn MPI_Pack_external_size (name: Text, count: c_int, of: Datatype, size: Out<Aint>) [()] {
         check_external(name)?;
         size.check()?.set(datatype::get(of)?.bytes(count_of(count.into())?)? as Aint);
+        Ok(())
+    }
+
+    fn MPI_Pack_external_size_c (name: Text, count: Count, of: Datatype, size: Out<Count>) [()] {
+        check_external(name)?;
+        size.check()?.set(datatype::get(of)?.bytes(count_of(count)?)? as Count);
         Ok(())
     }
 }

@@ -1,8 +1,9 @@
 //! Messages between two ranks.
 
 use std::ffi::c_int;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use crate::buffers::Owner;
 use crate::communicator::{self, CommObject, Peer, receive_tag, send_tag};
 use crate::datatype::{self, TypeObject, count_of};
 use crate::error::{Error, Result, class};
@@ -49,6 +50,7 @@ impl Data {
 
 /// Starts a send.
 pub fn send(data: Data, to: c_int, tag: c_int, comm: Comm, mode: Mode) -> Result<Active> {
+    let handle = comm;
     let comm = communicator::get(comm)?;
     let (of, count) = data.check()?;
     let (peer, tag) = (comm.receiver(to)?, send_tag(tag)?);
@@ -83,7 +85,7 @@ pub fn send(data: Data, to: c_int, tag: c_int, comm: Comm, mode: Mode) -> Result
         unpack: None,
     });
     if mode == Mode::Buffered {
-        request::make_orphan(active);
+        request::make_orphan(Some(Owner::of(handle)), active);
         return Ok(Active::Over(Completion::empty()));
     }
     Ok(active)
@@ -147,32 +149,6 @@ fn received(
         packed,
         unpack,
     })
-}
-
-/// The program's buffer for buffered sends. It is only remembered: the library has its own memory.
-static ATTACHED: Mutex<Option<(usize, Count)>> = Mutex::new(None);
-
-fn attach(buffer: Buffer, size: Count) -> Result<()> {
-    let mut attached = ATTACHED.lock().unwrap_or_else(PoisonError::into_inner);
-    if attached.is_some() {
-        return Err(Error::new(class::BUFFER, "a buffer is attached already"));
-    }
-    if size < 0 {
-        return Err(Error::new(class::ARG, "the size of the buffer is negative"));
-    }
-    *attached = Some((buffer.address(), size));
-    Ok(())
-}
-
-fn detach() -> Result<(usize, Count)> {
-    request::wait_for_orphans()?;
-    let attached = ATTACHED.lock().unwrap_or_else(PoisonError::into_inner).take();
-    Ok(attached.unwrap_or((0, 0)))
-}
-
-/// Detaches the program's buffer.
-pub fn forget_buffer() {
-    *ATTACHED.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
 /// Sends the contents of a buffer and receives into it.
@@ -302,20 +278,5 @@ mpi! {
         let received = receive(data, from, receive_tag, comm)?;
         request.check()?.set(make(Active::Both(Box::new((received, sent)))));
         Ok(())
-    }
-
-    fn MPI_Buffer_attach / MPI_Buffer_attach_c (buffer: Buffer, size: N) [()] {
-        attach(buffer, size as Count)
-    }
-
-    fn MPI_Buffer_detach / MPI_Buffer_detach_c (buffer: Out<usize>, size: Out<N>) [()] {
-        let (start, length) = detach()?;
-        buffer.set(start);
-        size.set(length as N);
-        Ok(())
-    }
-
-    fn MPI_Buffer_flush () [()] {
-        request::wait_for_orphans()
     }
 }

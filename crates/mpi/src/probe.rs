@@ -13,10 +13,9 @@ use crate::face::mpi;
 use crate::handle::{Comm, Count, Datatype, Message, Request, Table};
 use crate::point::{Data, receive_matched};
 use crate::pointer::{Buffer, Out};
-use crate::request::{Active, finish, make};
+use crate::request::{self, Active, finish, make};
 use crate::state;
 use crate::status::{Completion, StatusOut};
-use crate::window;
 
 /// A message that a matching probe took.
 struct MessageObject {
@@ -58,7 +57,7 @@ fn look<T>(
         turn.progress();
     }
     loop {
-        window::serve(&mut turn);
+        request::serve(&mut turn);
         match find(&mut turn, comm.peers()?, from, tag)? {
             Some(found) => return Ok(Some(Some(found))),
             None if !waits => return Ok(None),

@@ -11,20 +11,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use dayfly_comm::detached::{Detached, Turn};
 use dayfly_comm::{Request as ScopeRequest, Scope};
 
+use crate::buffers::{self, Owner};
 use crate::collective::Kept;
 use crate::communicator::CommObject;
 use crate::datatype::TypeObject;
 use crate::error::{Error, Result};
 use crate::handle::{Request, Table};
+use crate::partitioned;
 use crate::pointer::Buffer;
 use crate::state;
-use crate::status::{Completion, Status};
+use crate::status::{Completion, Status, no_request};
 use crate::window;
 
 pub static REQUESTS: Table<RequestObject> = Table::new(11);
 
-/// Freed requests and buffered sends that are still under way.
-static ORPHANS: Mutex<Vec<Arc<RequestObject>>> = Mutex::new(Vec::new());
+/// Freed requests and buffered sends that are still under way; of the latter, whose buffer they use.
+static ORPHANS: Mutex<Vec<Orphan>> = Mutex::new(Vec::new());
+
+type Orphan = (Option<Owner>, Arc<RequestObject>);
 
 /// An operation that was started.
 pub enum Active {
@@ -34,6 +38,8 @@ pub enum Active {
     Collective(Collective),
     Generalized(Generalized),
     Window(window::Pending),
+    Parts(partitioned::Round),
+    Flush(buffers::Flush),
     /// A receive and a send that are one operation, with the status of the receive.
     Both(Box<(Self, Self)>),
 }
@@ -123,6 +129,14 @@ impl Active {
                 true => Completion::empty(),
                 false => return false,
             },
+            Self::Parts(round) => match round.poll(turn) {
+                Some(completion) => completion,
+                None => return false,
+            },
+            Self::Flush(flush) => match flush.poll(turn) {
+                true => Completion::empty(),
+                false => return false,
+            },
             Self::Message(message) => match turn.take(&message.operation) {
                 Some(outcome) => message.end(outcome),
                 None => return false,
@@ -181,7 +195,7 @@ impl RequestObject {
     }
 
     /// Whether the operation has ended, or is not under way.
-    fn poll(&self, turn: &mut Turn<'_>) -> bool {
+    pub fn poll(&self, turn: &mut Turn<'_>) -> bool {
         self.active().as_mut().is_none_or(|active| active.poll(turn))
     }
 
@@ -206,41 +220,55 @@ pub fn make_persistent(start: Start) -> Request {
     })))
 }
 
-/// Lets an operation end by itself.
-pub fn make_orphan(active: Active) {
+/// Lets an operation end by itself. A buffered send names whose buffer it uses.
+pub fn make_orphan(owner: Option<Owner>, active: Active) {
     let object = Arc::new(RequestObject {
         start: None,
         active: Mutex::new(Some(active)),
     });
-    orphans().push(object);
+    orphans().push((owner, object));
 }
 
-fn orphans() -> MutexGuard<'static, Vec<Arc<RequestObject>>> {
+fn orphans() -> MutexGuard<'static, Vec<Orphan>> {
     ORPHANS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Drops all requests and orphans.
 pub fn clear() {
     REQUESTS.clear();
+    partitioned::clear();
     let all = std::mem::take(&mut *orphans());
     drop(all);
 }
 
-/// Ends orphans that can end. Returns whether there are any left.
-fn poll_orphans(turn: &mut Turn<'_>) -> bool {
-    let mut all = orphans();
-    all.retain(|orphan| !orphan.poll(turn));
-    !all.is_empty()
+/// Ends orphans that can end.
+fn poll_orphans(turn: &mut Turn<'_>) {
+    orphans().retain(|(_, orphan)| !orphan.poll(turn));
 }
 
-/// Waits until all buffered sends have left.
-pub fn wait_for_orphans() -> Result<()> {
+/// The buffered sends that use a buffer and are still under way.
+pub fn buffered(owner: Owner) -> Vec<Arc<RequestObject>> {
+    let all = orphans();
+    let own = all.iter().filter(|(of, _)| *of == Some(owner));
+    own.map(|(_, object)| object.clone()).collect()
+}
+
+/// Does what other ranks wait for. Every wait calls it.
+#[inline]
+pub fn serve(turn: &mut Turn<'_>) {
+    window::serve(turn);
+    partitioned::serve(turn);
+}
+
+/// Calls a function with the engine and an operation: `None` between the runs of a persistent one.
+pub fn with_active<T>(
+    handle: Request,
+    act: impl FnOnce(&mut Turn<'_>, Option<&mut Active>) -> Result<T>,
+) -> Result<T> {
+    let request = REQUESTS.get(handle.0).ok_or_else(no_request)?;
     let instance = state::instance()?;
     let mut turn = instance.control.turn();
-    while poll_orphans(&mut turn) {
-        turn.step("MPI_Buffer_detach")?;
-    }
-    Ok(())
+    act(&mut turn, request.active().as_mut())
 }
 
 /// Waits for an operation that has no handle.
@@ -249,7 +277,7 @@ pub fn finish(mut active: Active, what: &'static str) -> Result<Completion> {
         let instance = state::instance()?;
         let mut turn = instance.control.turn();
         while !active.poll(&mut turn) {
-            window::serve(&mut turn);
+            serve(&mut turn);
             if let Err(failure) = turn.step(what) {
                 active.abandon(&mut turn);
                 drop(turn);

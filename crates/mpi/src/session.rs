@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::buffers::{self, Owner};
 use crate::comm_create;
 use crate::errhandler;
 use crate::error::{Error, Result, class};
@@ -29,10 +30,23 @@ pub fn clear() {
 /// Names of the sets of processes.
 const SETS: [&str; 2] = ["mpi://WORLD", "mpi://SELF"];
 
+/// Index of the set of all processes.
+pub const WORLD: usize = 0;
+
+/// Index of the set of processes with this name.
+pub fn set_named(set: &str) -> Option<usize> {
+    SETS.iter().position(|name| name.eq_ignore_ascii_case(set))
+}
+
 fn get(session: Session) -> Result<Arc<SessionObject>> {
     SESSIONS
         .get(session.0)
         .ok_or_else(|| Error::new(class::SESSION, "the handle is no session"))
+}
+
+/// Checks that a handle names a session.
+pub fn check(session: Session) -> Result<()> {
+    get(session).map(|_| ())
 }
 
 /// The error handler of a session, if that exists.
@@ -46,8 +60,8 @@ pub fn handler(session: Session) -> Option<Errhandler> {
 fn members(set: &str) -> Result<group::Members> {
     let instance = state::instance()?;
     let communicators = &instance.communicators;
-    let found = match SETS.iter().position(|name| name.eq_ignore_ascii_case(set)) {
-        Some(0) => communicators.world.members()?,
+    let found = match set_named(set) {
+        Some(WORLD) => communicators.world.members()?,
         Some(_) => communicators.alone.members()?,
         None => return Err(Error::new(class::ARG, format!("there is no set of processes {set}"))),
     };
@@ -70,6 +84,7 @@ mpi! {
         let handle = session.get()?;
         get(handle)?;
         SESSIONS.remove(handle.0);
+        buffers::forget(Owner::Session(handle.0));
         session.set(Session::NULL);
         state::end_session()
     }

@@ -17,9 +17,9 @@ use dayfly_protocol::error::Code;
 use crate::communicator::{self, Communicators};
 use crate::error::{Error, Result, class};
 use crate::face::{mpi, mpi_value};
-use crate::handle::{Comm, Errhandler};
+use crate::handle::{Comm, Errhandler, Info};
 use crate::pointer::{Buffer, Out, TextOut};
-use crate::{attribute, errhandler, error, file, inherited, point, probe, request, session, window};
+use crate::{attribute, buffers, errhandler, error, file, info, inherited, probe, request, session, window};
 
 /// Context of `MPI_COMM_SELF`, and of the messages by which ranks agree on new communicators. Equal on all ranks, since
 /// the world's is 0.
@@ -71,7 +71,7 @@ pub fn instance() -> Result<Arc<Instance>> {
 }
 
 /// As [`instance`], but never joins a group.
-fn current() -> Option<Arc<Instance>> {
+pub fn current() -> Option<Arc<Instance>> {
     INSTANCE.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
@@ -204,7 +204,7 @@ fn close(instance: Arc<Instance>, waits: bool) -> Result<()> {
     probe::clear();
     window::clear();
     file::FILES.clear();
-    point::forget_buffer();
+    buffers::clear();
     communicator::COMMUNICATORS.clear();
     Ok(())
 }
@@ -334,7 +334,7 @@ mpi! {
 
     fn MPI_Get_version(version: Out<c_int>, subversion: Out<c_int>) [()] {
         version.set(4);
-        subversion.set(0);
+        subversion.set(1);
         Ok(())
     }
 
@@ -362,6 +362,12 @@ mpi! {
 
     fn MPI_Get_address(location: Buffer, address: Out<isize>) [()] {
         address.check()?.set(location.address() as isize);
+        Ok(())
+    }
+
+    fn MPI_Get_hw_resource_info(result: Out<Info>) [()] {
+        // The only resource that `MPI_Comm_split_type` knows: every process has the memory of its host.
+        result.check()?.set(info::make(vec![("mpi_shared_memory".into(), "true".into())]));
         Ok(())
     }
 

@@ -145,22 +145,33 @@ static NO_WEIGHTS: c_int = 0;
 #[repr(transparent)]
 pub struct Marker(*const c_int);
 
+impl Marker {
+    /// The address of a constant.
+    pub const fn to(constant: &'static c_int) -> Self {
+        Self(constant)
+    }
+
+    pub fn address(&self) -> usize {
+        self.0 as usize
+    }
+}
+
 // SAFETY: it is never written, and what it points to is a constant.
 unsafe impl Sync for Marker {}
 
 /// `MPI_UNWEIGHTED`.
 #[unsafe(export_name = "MPI_UNWEIGHTED")]
-pub static UNWEIGHTED_MARKER: Marker = Marker(&raw const UNWEIGHTED);
+pub static UNWEIGHTED_MARKER: Marker = Marker::to(&UNWEIGHTED);
 /// `MPI_WEIGHTS_EMPTY`.
 #[unsafe(export_name = "MPI_WEIGHTS_EMPTY")]
-pub static NO_WEIGHTS_MARKER: Marker = Marker(&raw const NO_WEIGHTS);
+pub static NO_WEIGHTS_MARKER: Marker = Marker::to(&NO_WEIGHTS);
 
 fn is_unweighted(weights: In<c_int>) -> bool {
-    weights.address() == UNWEIGHTED_MARKER.0 as usize
+    weights.address() == UNWEIGHTED_MARKER.address()
 }
 
 fn weights_of(weights: In<c_int>, count: usize) -> Result<Vec<c_int>> {
-    match is_unweighted(weights) || weights.address() == NO_WEIGHTS_MARKER.0 as usize {
+    match is_unweighted(weights) || weights.address() == NO_WEIGHTS_MARKER.address() {
         true => Ok(vec![1; count]),
         false => Ok(weights.slice(count)?.to_vec()),
     }

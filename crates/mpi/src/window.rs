@@ -274,7 +274,7 @@ impl WindowObject {
         // A program that polls its own memory calls a flush, so that the accesses of others arrive.
         turn.progress();
         loop {
-            serve(&mut turn);
+            crate::request::serve(&mut turn);
             {
                 let mut state = self.state();
                 if let Some(error) = state.failure.take() {

@@ -106,6 +106,11 @@ impl Matching {
         }
     }
 
+    /// Messages that wait for a receive, and the bytes of memory that they take up.
+    pub fn waiting(&self) -> (usize, usize) {
+        (self.unexpected.iter().map(VecDeque::len).sum(), self.waiting_bytes)
+    }
+
     /// Removes an offer that its sender withdrew.
     pub fn withdraw(&mut self, source: u32, token: u64) {
         self.unexpected[source as usize]

@@ -202,9 +202,7 @@ mpi! {
     fn MPI_Type_create_hvector (
         count: c_int, length: c_int, stride: Aint, old: Datatype, new: Out<Datatype>
     ) [()] {
-        let numbers = Numbers::new(combiner::HVECTOR, size_of::<N>()).counts([count.into(), length.into()]);
-        let recipe = numbers.addresses([stride as Count]).of([get(old)?]);
-        put(new, vector(recipe, count.into(), length.into(), stride)?)
+        hvector([count, length], stride, old, new)
     }
 
     fn MPI_Type_create_hvector_c (
@@ -229,8 +227,7 @@ mpi! {
     fn MPI_Type_create_hindexed (
         count: c_int, lengths: In<c_int>, displacements: In<Aint>, old: Datatype, new: Out<Datatype>
     ) [()] {
-        hindexed(count.into(), lengths.slice(count_of(count.into())?)?.iter().map(|value| Count::from(*value)),
-            displacements.slice(count_of(count.into())?)?.iter().map(|value| *value as Count), 4, old, new)
+        small_hindexed(count, lengths, displacements, old, new)
     }
 
     fn MPI_Type_create_hindexed_c (
@@ -272,9 +269,7 @@ mpi! {
     fn MPI_Type_create_struct (
         count: c_int, lengths: In<c_int>, displacements: In<Aint>, types: In<Datatype>, new: Out<Datatype>
     ) [()] {
-        let number = count_of(count.into())?;
-        structure(count.into(), lengths.slice(number)?.iter().map(|value| Count::from(*value)).collect(),
-            displacements.slice(number)?.iter().map(|value| *value as Count).collect(), types.slice(number)?, 4, new)
+        small_structure(count, lengths, displacements, types.slice(count_of(count.into())?)?, new)
     }
 
     fn MPI_Type_create_struct_c (
@@ -337,6 +332,50 @@ mpi! {
         datatype.set(Datatype::NULL);
         Ok(())
     }
+}
+
+/// A vector whose stride is in bytes; the numbers are the blocks, and the elements of each.
+pub fn hvector([count, length]: [c_int; 2], stride: Aint, old: Datatype, new: Out<Datatype>) -> Result<()> {
+    let numbers = Numbers::new(combiner::HVECTOR, 4).counts([count.into(), length.into()]);
+    let recipe = numbers.addresses([stride as Count]).of([get(old)?]);
+    put(new, vector(recipe, count.into(), length.into(), stride)?)
+}
+
+/// `MPI_Type_create_hindexed`.
+pub fn small_hindexed(
+    count: c_int,
+    lengths: In<c_int>,
+    displacements: In<Aint>,
+    old: Datatype,
+    new: Out<Datatype>,
+) -> Result<()> {
+    let number = count_of(count.into())?;
+    let lengths = lengths.slice(number)?.iter().map(|value| Count::from(*value));
+    let places = displacements.slice(number)?.iter().map(|value| *value as Count);
+    hindexed(count.into(), lengths, places, 4, old, new)
+}
+
+/// `MPI_Type_create_struct`.
+pub fn small_structure(
+    count: c_int,
+    lengths: In<c_int>,
+    displacements: In<Aint>,
+    types: &[Datatype],
+    new: Out<Datatype>,
+) -> Result<()> {
+    let number = count_of(count.into())?;
+    let lengths = lengths.slice(number)?.iter().map(|value| Count::from(*value));
+    let places = displacements.slice(number)?.iter().map(|value| *value as Count);
+    structure(count.into(), lengths.collect(), places.collect(), types, 4, new)
+}
+
+/// A datatype of Fortran, which is one element of another: committed, and never freed.
+pub fn of_fortran(of: &Arc<TypeObject>, combiner: c_int, arguments: Vec<c_int>) -> TypeObject {
+    let recipe = Numbers::new(combiner, 4).integers(arguments).of([]);
+    let mut object = TypeObject::of(vec![row(of, 0, 1)], recipe);
+    object.predefined = of.predefined;
+    object.committed = AtomicBool::new(true);
+    object
 }
 
 fn hindexed(

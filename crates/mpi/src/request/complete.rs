@@ -3,14 +3,13 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use super::{Active, Generalized, REQUESTS, RequestObject, make, orphans, poll_orphans};
+use super::{Active, Generalized, REQUESTS, RequestObject, make, orphans, poll_orphans, serve};
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::handle::{Comm, Request, UNDEFINED};
-use crate::pointer::{Buffer, Out};
+use crate::pointer::{Buffer, In, Out};
 use crate::state;
 use crate::status::{Completion, Status, StatusOut, no_request};
-use crate::window;
 
 type Objects = Vec<Option<Arc<RequestObject>>>;
 
@@ -35,7 +34,7 @@ fn drive(all: &Objects, waits: bool, what: &'static str, done: impl Fn(&[bool]) 
     }
     poll_orphans(&mut turn);
     loop {
-        window::serve(&mut turn);
+        serve(&mut turn);
         for (ended, request) in ended.iter_mut().zip(all) {
             if !*ended {
                 *ended = request.as_ref().is_none_or(|request| request.poll(&mut turn));
@@ -155,6 +154,24 @@ fn some(
     collect_all(handles, &all, which.into_iter(), statuses)
 }
 
+/// How a request has ended, which stays as it is.
+fn completion_of(request: &Option<Arc<RequestObject>>) -> Completion {
+    let active = request.as_ref().map(|request| request.active());
+    let completion = active
+        .as_ref()
+        .and_then(|active| active.as_ref())
+        .map(Active::completion);
+    completion.unwrap_or_else(Completion::empty)
+}
+
+/// Which requests are under way, and which of those have ended.
+fn look(all: &Objects, what: &'static str) -> Result<(Vec<bool>, Vec<usize>)> {
+    let active: Vec<bool> = all.iter().map(counts).collect();
+    let ended = drive(all, false, what, |_| true)?;
+    let which = (0..all.len()).filter(|at| active[*at] && ended[*at]).collect();
+    Ok((active, which))
+}
+
 fn start(handle: Request) -> Result<()> {
     let request = object(handle)?.ok_or_else(no_request)?;
     let start = request
@@ -237,9 +254,51 @@ mpi! {
         let ended = drive(&all, false, "MPI_Request_get_status", |_| true)?[0];
         flag.set(ended.into());
         if ended {
-            let active = all[0].as_ref().map(|request| request.active());
-            let completion = active.as_ref().and_then(|active| active.as_ref()).map(Active::completion);
-            status.set(&completion.unwrap_or_else(Completion::empty));
+            status.set(&completion_of(&all[0]));
+        }
+        Ok(())
+    }
+
+    fn MPI_Request_get_status_all (
+        count: c_int, handles: In<Request>, flag: Out<c_int>, statuses: StatusOut
+    ) [Comm::WORLD] {
+        let all = objects(handles.slice(length(count)?)?)?;
+        let ended = !drive(&all, false, "MPI_Request_get_status_all", |_| true)?.contains(&false);
+        flag.check()?.set(ended.into());
+        if ended {
+            for (at, request) in all.iter().enumerate() {
+                statuses.set_at(at, &completion_of(request));
+            }
+        }
+        Ok(())
+    }
+
+    fn MPI_Request_get_status_any (
+        count: c_int, handles: In<Request>, index: Out<c_int>, flag: Out<c_int>, status: StatusOut
+    ) [Comm::WORLD] {
+        let all = objects(handles.slice(length(count)?)?)?;
+        let (active, ended) = look(&all, "MPI_Request_get_status_any")?;
+        // Without any that is under way, there is nothing to wait for.
+        flag.check()?.set((!active.contains(&true) || !ended.is_empty()).into());
+        index.set(ended.first().map_or(UNDEFINED, |at| *at as c_int));
+        if let Some(at) = ended.first() {
+            status.set(&completion_of(&all[*at]));
+        } else if !active.contains(&true) {
+            status.set(&Completion::empty());
+        }
+        Ok(())
+    }
+
+    fn MPI_Request_get_status_some (
+        count: c_int, handles: In<Request>, found: Out<c_int>, indices: Out<c_int>, statuses: StatusOut
+    ) [Comm::WORLD] {
+        let all = objects(handles.slice(length(count)?)?)?;
+        let (active, ended) = look(&all, "MPI_Request_get_status_some")?;
+        let number = if active.contains(&true) { ended.len() as c_int } else { UNDEFINED };
+        found.check()?.set(number);
+        for (place, at) in ended.iter().enumerate() {
+            indices.set_at(place, *at as c_int);
+            statuses.set_at(place, &completion_of(&all[*at]));
         }
         Ok(())
     }
@@ -256,7 +315,7 @@ mpi! {
         if let Some((free, state)) = generalized {
             free(state.start().cast());
         } else if request.is_active() {
-            orphans().push(request);
+            orphans().push((None, request));
         }
         Ok(())
     }

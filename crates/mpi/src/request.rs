@@ -120,8 +120,11 @@ impl Active {
                 completion
             }
             Self::Window(pending) => match pending.poll(turn) {
-                true => Completion::empty(),
-                false => return false,
+                Some(outcome) => Completion {
+                    error: outcome.err(),
+                    ..Completion::empty()
+                },
+                None => return false,
             },
             Self::Message(message) => match turn.take(&message.operation) {
                 Some(outcome) => message.end(outcome),

@@ -182,8 +182,8 @@ impl WindowObject {
     pub fn new(comm: Arc<CommObject>, memory: Memory, shared: Vec<SharedPart>, flavor: i32) -> Self {
         const UNIFIED: i64 = 2;
         let values = [memory.size as i64, memory.unit as i64, flavor.into(), UNIFIED];
+        // Not the communicator's.
         let handler = AtomicI32::new(crate::handle::Errhandler::FATAL.0);
-        handler.store(comm.handler().0, Ordering::Release);
         Self {
             comm,
             memory,

@@ -123,6 +123,17 @@ def test_killed_rank_is_named_to_all_ranks(rendezvous: dict[str, Any]) -> None:
     assert all("MPIX_ERR_PROC_FAILED: a process has failed: rank 1 is lost" in done[rank][1] for rank in (0, 2)), done
 
 
+@pytest.mark.parametrize("case", ["test", "iprobe", "window"])
+def test_killed_rank_is_named_to_polling_ranks(rendezvous: dict[str, Any], case: str) -> None:
+    done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "killed_program.py", case], 3)
+    assert [status for status, _ in done] == [0, -9, 0], done
+
+
+def test_mistaken_accesses_leave_windows_usable(rendezvous: dict[str, Any]) -> None:
+    done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "window_program.py"], 2)
+    assert [status for status, _ in done] == [0, 0], done
+
+
 def test_fatal_error_names_call_and_rank(rendezvous: dict[str, Any]) -> None:
     code = "import mpi4py.rc; mpi4py.rc.errors = 'fatal'; from mpi4py import MPI; MPI.COMM_WORLD.Send(b'', 9)"
     (status, output), *_ = run_ranks(rendezvous, [sys.executable, "-c", code], 1)

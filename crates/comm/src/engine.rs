@@ -73,6 +73,9 @@ pub struct Engine {
     /// Whether any failure is known that makes operations fail.
     has_failures: bool,
     lost_seen: u64,
+    /// Number of polls, and when they last found a check for failures due.
+    polls: u32,
+    checked: u64,
     oversubscribed: bool,
     /// Whether new transports must expect that the other rank sleeps.
     peers_sleep: bool,
@@ -117,6 +120,8 @@ impl Engine {
             departed: vec![false; size as usize],
             has_failures: false,
             lost_seen: 0,
+            polls: 0,
+            checked: 0,
             scratch: Vec::new(),
             sends: 0,
             options,

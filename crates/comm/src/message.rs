@@ -172,7 +172,7 @@ impl Communicator {
     pub fn iprobe(&self, from: u32, tag: u32) -> Result<Option<Status>, Failure> {
         let from = self.world_or_any(from)?;
         let mut guard = self.engine.lock();
-        guard.engine().progress();
+        guard.progress();
         let found = guard.engine().matching.probe(from, self.context, tag);
         if found.is_none() {
             guard.engine().check_can_arrive(from, self.address(tag))?;

@@ -176,6 +176,8 @@ fn operate(comm: &Communicator, operation: &str, bytes: usize) -> Result<(), Fai
         "reduce_scatter" => comm.reduce_scatter_block(&wide, &mut other, datatype, sum),
         "scan" => comm.scan(&mut other, datatype, sum),
         "exscan" => comm.exscan(&one, &mut other, datatype, sum),
+        // Nobody sends it.
+        "iprobe" => comm.iprobe((comm.rank() + 1) % comm.size(), 0).map(|_| ()),
         _ => {
             let (next, previous) = (
                 (comm.rank() + 1) % comm.size(),
@@ -258,5 +260,12 @@ fn rank_killed_during_messages_is_named() {
         for bytes in [64, 50_000, 3 << 20] {
             kill_one(net, 2, "sendrecv", bytes, 1);
         }
+    }
+}
+
+#[test]
+fn killed_rank_is_named_to_polling_ranks() {
+    for net in NETS {
+        kill_one(net, 2, "iprobe", 64, 1);
     }
 }

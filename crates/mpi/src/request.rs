@@ -126,8 +126,11 @@ impl Active {
                 completion
             }
             Self::Window(pending) => match pending.poll(turn) {
-                true => Completion::empty(),
-                false => return false,
+                Some(outcome) => Completion {
+                    error: outcome.err(),
+                    ..Completion::empty()
+                },
+                None => return false,
             },
             Self::Parts(round) => match round.poll(turn) {
                 Some(completion) => completion,

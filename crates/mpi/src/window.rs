@@ -8,7 +8,7 @@ mod create;
 mod sync;
 mod wire;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -81,6 +81,9 @@ struct Claim {
     is_exclusive: bool,
 }
 
+/// Number of no access: its failure is the window's, as when a rank is lost.
+const WINDOW: u64 = 0;
+
 /// Where the bytes of a response go.
 struct Waiting {
     target: usize,
@@ -106,7 +109,10 @@ struct State {
     /// The ranks of the exposure and of the access that this rank has begun.
     exposed_to: Option<Vec<usize>>,
     accesses: Option<Vec<usize>>,
-    failure: Option<Error>,
+    /// Errors of accesses, by their numbers, until the program gets them.
+    failures: BTreeMap<u64, Error>,
+    /// The ranks that this rank has locked.
+    locked: HashSet<usize>,
 }
 
 impl Holder for WindowObject {
@@ -167,7 +173,7 @@ fn serve_all(turn: &mut Turn<'_>) {
     for window in all {
         let mut state = window.state();
         if let Err(error) = window.serve(&mut state, turn) {
-            state.failure.get_or_insert(error);
+            state.failures.entry(WINDOW).or_insert(error);
         }
     }
 }
@@ -176,8 +182,8 @@ impl WindowObject {
     pub fn new(comm: Arc<CommObject>, memory: Memory, shared: Vec<SharedPart>, flavor: i32) -> Self {
         const UNIFIED: i64 = 2;
         let values = [memory.size as i64, memory.unit as i64, flavor.into(), UNIFIED];
+        // Not the communicator's.
         let handler = AtomicI32::new(crate::handle::Errhandler::FATAL.0);
-        handler.store(comm.handler().0, Ordering::Release);
         Self {
             comm,
             memory,
@@ -267,7 +273,8 @@ impl WindowObject {
         Ok(())
     }
 
-    /// Waits until something is true of the window's state.
+    /// Waits until something is true of the window's state. Errors of accesses do not end the wait: other ranks rely on
+    /// what follows it.
     fn wait(&self, what: &'static str, mut done: impl FnMut(&mut State) -> bool) -> Result<()> {
         let instance = state::instance()?;
         let mut turn = instance.control.turn();
@@ -277,11 +284,11 @@ impl WindowObject {
             crate::request::serve(&mut turn);
             {
                 let mut state = self.state();
-                if let Some(error) = state.failure.take() {
+                if let Some(error) = state.failures.remove(&WINDOW) {
                     return Err(error);
                 }
                 if done(&mut state) {
-                    return Ok(());
+                    return state.check();
                 }
             }
             turn.step(what)?;
@@ -295,13 +302,29 @@ impl State {
         self.next
     }
 
+    /// Returns the first of the errors that the program has not got, and forgets them all.
+    fn check(&mut self) -> Result<()> {
+        let first = std::mem::take(&mut self.failures).pop_first();
+        first.map_or(Ok(()), |(_, error)| Err(error))
+    }
+
+    /// The outcome of an access that has ended, or that cannot end because the window has failed.
+    fn outcome(&mut self, id: u64) -> Option<Result<()>> {
+        let broken = self.failures.get(&WINDOW).cloned();
+        if broken.is_none() && self.waiting.contains_key(&id) {
+            return None;
+        }
+        self.waiting.remove(&id);
+        Some(self.failures.remove(&id).or(broken).map_or(Ok(()), Err))
+    }
+
     /// Ends the operation that a response names.
     fn accept(&mut self, response: Response) {
         let Some(waiting) = self.waiting.remove(&response.id) else {
             return;
         };
         if let Some(error) = response.error {
-            self.failure.get_or_insert(error);
+            self.failures.insert(response.id, error);
         } else if let Some((buffer, count, of)) = waiting.into {
             of.unpack_elements(&response.bytes, buffer, count);
         }

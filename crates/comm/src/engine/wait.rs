@@ -100,6 +100,24 @@ impl EngineGuard<'_> {
 }
 
 impl Engine {
+    /// Counts a poll. Once in a while it checks for failures, because a program may test and never wait.
+    #[inline]
+    pub fn count_poll(&mut self) {
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(POLLS) {
+            self.check_if_due();
+        }
+    }
+
+    #[cold]
+    fn check_if_due(&mut self) {
+        let now = ticks();
+        if now.wrapping_sub(self.checked) >= ticks_of_us(TICK_US) {
+            self.checked = now;
+            self.check_for_failures();
+        }
+    }
+
     /// Blocks until a message arrives or the sleep limit is over.
     fn sleep(&mut self) {
         let mut limit = SLEEP_LIMIT;

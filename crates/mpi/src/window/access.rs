@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dayfly_comm::detached::Turn;
 
 use super::wire::{Kind, Request, Response};
-use super::{Claim, State, Waiting, WindowObject, get, serve};
+use super::{Claim, State, WINDOW, Waiting, WindowObject, get, serve};
 use crate::datatype::{self, TypeObject, count_of};
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
@@ -29,10 +29,10 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Whether it has ended.
-    pub fn poll(&self, turn: &mut Turn<'_>) -> bool {
+    /// Its outcome, if it has ended.
+    pub fn poll(&self, turn: &mut Turn<'_>) -> Option<Result<()>> {
         serve(turn);
-        !self.window.state().waiting.contains_key(&self.id)
+        self.window.state().outcome(self.id)
     }
 }
 
@@ -55,6 +55,18 @@ impl Side {
             handle,
             of,
         })
+    }
+
+    /// Checks that a side of the other rank has room for this one.
+    fn check_fits(&self, into: &Self) -> Result<()> {
+        let (bytes, room) = (self.of.bytes(self.count)?, into.of.bytes(into.count)?);
+        match bytes <= room {
+            true => Ok(()),
+            false => Err(Error::new(
+                class::TRUNCATE,
+                format!("an access moves {bytes} bytes, and the other side has room for {room}"),
+            )),
+        }
     }
 }
 
@@ -101,7 +113,8 @@ fn start(target: &Target, mut request: Request, into: Option<Side>) -> Result<u6
         },
     );
     window.request(&mut state, &mut turn, target.rank, &request)?;
-    match state.failure.take() {
+    // This rank applies an access to its own memory at once.
+    match state.failures.remove(&WINDOW).or_else(|| state.failures.remove(&id)) {
         Some(error) => Err(error),
         None => Ok(id),
     }
@@ -137,6 +150,7 @@ fn accumulate(kind: Kind, from: &Side, into: &Side, op: Op) -> Result<Request> {
     let data = if op == NO_OP {
         Vec::new()
     } else {
+        from.check_fits(into)?;
         from.of.pack_elements(from.buffer, from.count)
     };
     Ok(Request {
@@ -165,6 +179,7 @@ type Started = Result<Option<(Target, u64)>>;
 
 fn start_put(from: Result<Side>, into: Result<Side>, target: Result<Option<Target>>) -> Started {
     let (from, into) = (from?, into?);
+    from.check_fits(&into)?;
     let Some(target) = target? else {
         return Ok(None);
     };
@@ -174,6 +189,7 @@ fn start_put(from: Result<Side>, into: Result<Side>, target: Result<Option<Targe
 
 fn start_get(into: Result<Side>, from: Result<Side>, target: Result<Option<Target>>) -> Started {
     let (into, from) = (into?, from?);
+    from.check_fits(&into)?;
     let Some(target) = target? else {
         return Ok(None);
     };
@@ -205,6 +221,7 @@ fn start_get_accumulate(
     let result = result?;
     // Without an operation, the origin's arguments mean nothing.
     let into = into?;
+    into.check_fits(&result)?;
     let from = if op == NO_OP { into.clone() } else { from? };
     let request = accumulate(Kind::GetAccumulate, &from, &into, op)?;
     let Some(target) = target? else {

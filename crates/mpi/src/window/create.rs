@@ -269,10 +269,13 @@ mpi! {
     fn MPI_Win_free (win: Out<Win>) [win.get().unwrap_or(Win::NULL)] {
         let handle = win.get()?;
         let window = get(handle)?;
-        window.flush(None)?;
+        // The other ranks are in the barrier, whatever this rank's accesses gave.
+        let flushed = window.flush(None);
         window.barrier()?;
         attribute::delete_all(&*window, handle.0)?;
         unregister(&window);
+        // An error needs the window's error handler.
+        flushed?;
         WINDOWS.remove(handle.0);
         win.set(Win::NULL);
         Ok(())

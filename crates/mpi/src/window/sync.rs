@@ -53,6 +53,26 @@ impl WindowObject {
         }
     }
 
+    /// Locks the memory of some ranks, none of which this rank has locked.
+    fn lock(&self, targets: &[usize], kind: Kind) -> Result<()> {
+        if targets.iter().any(|target| self.state().locked.contains(target)) {
+            return Err(Error::new(class::RMA_SYNC, "this rank has locked that memory already"));
+        }
+        self.ask(targets, kind, true)?;
+        self.state().locked.extend(targets);
+        Ok(())
+    }
+
+    /// Ends accesses to one rank, or to all, and unlocks the memory of some ranks, even after an access has failed.
+    fn unlock(&self, targets: &[usize], accessed: Option<usize>) -> Result<()> {
+        if !targets.iter().all(|target| self.state().locked.remove(target)) {
+            return Err(no_epoch());
+        }
+        let flushed = self.flush(accessed);
+        self.ask(targets, Kind::Unlock, true)?;
+        flushed
+    }
+
     /// A barrier during which the window is served.
     pub(super) fn barrier(&self) -> Result<()> {
         let active = crate::collective::barrier(self.comm.clone())?;
@@ -89,8 +109,10 @@ fn no_epoch() -> Error {
 mpi! {
     fn MPI_Win_fence (_assert: c_int, win: Win) [win] {
         let window = get(win)?;
-        window.flush(None)?;
-        window.barrier()
+        // The other ranks are in the barrier, whatever this rank's accesses gave.
+        let flushed = window.flush(None);
+        window.barrier()?;
+        flushed
     }
 
     fn MPI_Win_lock (kind: c_int, rank: c_int, _assert: c_int, win: Win) [win] {
@@ -101,7 +123,7 @@ mpi! {
             _ => return Err(Error::new(class::LOCKTYPE, "the lock is neither shared nor exclusive")),
         };
         match window.targets(rank)? {
-            Some(target) => window.ask(&[target], kind, true),
+            Some(target) => window.lock(&[target], kind),
             None => Ok(()),
         }
     }
@@ -111,19 +133,17 @@ mpi! {
         let Some(target) = window.targets(rank)? else {
             return Ok(());
         };
-        window.flush(Some(target))?;
-        window.ask(&[target], Kind::Unlock, true)
+        window.unlock(&[target], Some(target))
     }
 
     fn MPI_Win_lock_all (_assert: c_int, win: Win) [win] {
         let window = get(win)?;
-        window.ask(&window.all(), Kind::Lock, true)
+        window.lock(&window.all(), Kind::Lock)
     }
 
     fn MPI_Win_unlock_all (win: Win) [win] {
         let window = get(win)?;
-        window.flush(None)?;
-        window.ask(&window.all(), Kind::Unlock, true)
+        window.unlock(&window.all(), None)
     }
 
     fn MPI_Win_flush (rank: c_int, win: Win) [win] {
@@ -181,9 +201,10 @@ mpi! {
 
     fn MPI_Win_complete (win: Win) [win] {
         let window = get(win)?;
-        window.flush(None)?;
         let ranks = window.state().accesses.take().ok_or_else(no_epoch)?;
-        window.ask(&ranks, Kind::Complete, false)
+        let flushed = window.flush(None);
+        window.ask(&ranks, Kind::Complete, false)?;
+        flushed
     }
 
     fn MPI_Win_wait (win: Win) [win] {

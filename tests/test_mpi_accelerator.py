@@ -85,6 +85,7 @@ def test_superstep_ends_after_leased_node_is_killed(leakless, site, ranks, tmp_p
     done = run(*command(ranks, "end"), env=environment(site, TMPDIR=str(tmp_path)), timeout=100)
     assert done.stdout.startswith("0 with a lease, ")
     assert site.process.wait(10) == -signal.SIGKILL
+    site.kill()  # closes its pipe
 
 
 def test_killed_job_leaves_nothing(leakless, site, ranks, tmp_path):

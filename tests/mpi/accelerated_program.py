@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import dayfly
 from dayfly.accelerator import Accelerator, Pairing
 from mpi4py import MPI
 
-STEPS = 20
+STEPS = 10
 ITEMS = 200
 LIMIT_S = 60
 comm = MPI.COMM_WORLD
@@ -115,7 +116,11 @@ def run(what: str, accelerator: Accelerator) -> Pairing:
     return pairing
 
 
-with Accelerator(mode="hot") as accelerator:
+client = dayfly.connect() if sys.argv[1] == "lose" else None
+with Accelerator(comm, client=client, mode="hot") as accelerator:
     pairing = run(sys.argv[1], accelerator)
+if client is not None:
+    assert client.nodes(), "the accelerator leaves it open"
+    client.close()
 if comm.rank == 0:
     print(f"{pairing.with_lease} with a lease, {pairing.with_private} with private workers: all held")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from harness.leaks import living, wait_until
-from harness.programs import run_python
 
 dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
@@ -37,6 +37,17 @@ def test_clients_lease_from_private_node(directory: Path) -> None:
     node.end()
 
 
+def test_other_hosts_reach_private_node(directory: Path) -> None:
+    node = PrivateNode("localhost")
+    try:
+        wait_until(node.allowance, "the node serves", 30)
+        assert json.loads(node.allowance())["node"]["tcp"].startswith("localhost:")
+        with client_of(node.allowance()) as client, client.lease(mode="warm", transport="tls") as lease:
+            assert (lease.transport, lease.call(pow, 2, 10)) == ("tls", 1024)
+    finally:
+        node.end()
+
+
 START = """
 import sys, time
 from dayfly._leases.private_node import PrivateNode
@@ -50,8 +61,6 @@ sys.stdin.read()
 
 
 def test_killed_process_takes_its_node_along(tmp_path: Path) -> None:
-    import os
-
     process = subprocess.Popen(
         [sys.executable, "-c", START],
         stdin=subprocess.PIPE,
@@ -124,19 +133,3 @@ def test_node_does_not_inherit_rank_of_its_parent(directory: Path, monkeypatch: 
 def test_text_that_is_no_allowance_is_refused() -> None:
     with pytest.raises(dayfly.RequestError, match="no usable allowance"):
         client_of("{}")
-
-
-def test_accelerator_without_mpi4py_names_the_extra() -> None:
-    done = run_python(
-        """
-        import sys
-        sys.modules["mpi4py"] = None
-        from dayfly.accelerator import Accelerator
-        try:
-            Accelerator()
-        except ModuleNotFoundError as error:
-            print(error.name, error)
-        """
-    )
-    assert done.stdout.startswith("mpi4py the accelerator uses MPI by mpi4py, which is not installed: ")
-    assert "dayfly[mpi]" in done.stdout

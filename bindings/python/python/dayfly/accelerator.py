@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from mpi4py.MPI import Intracomm
 
+    from dayfly._client import Client
+
 __all__ = ["Accelerator", "Invocation", "Pairing"]
 
 P = ParamSpec("P")
@@ -202,7 +204,7 @@ class Accelerator:
         self,
         comm: Intracomm | None = None,
         *,
-        client: LeaseClient | None = None,
+        client: Client | None = None,
         workers: int = 1,
         private_nodes: bool = True,
         patience: float = 2.0,
@@ -237,7 +239,7 @@ class Accelerator:
             self.close()
             raise
 
-    def _source_of_manager(self, client: LeaseClient | None, terms: Mapping[str, Any]) -> _Source | None:
+    def _source_of_manager(self, client: Client | None, terms: Mapping[str, Any]) -> _Source | None:
         if client is not None:
             return _Source(client, terms, owns_client=False)
         if not os.environ.get("DAYFLY_MANAGER"):

@@ -32,6 +32,7 @@ ROOMS = [
         "_env_command",
         "_rank_program",
         "_run_command",
+        "accelerator",
         "joblib",
         "parsl",
         "torch",

@@ -14,6 +14,7 @@ use crate::face::mpi;
 use crate::group;
 use crate::handle::{Comm, Errhandler, Group, Info, Request, UNDEFINED};
 use crate::info;
+use crate::interface::part;
 use crate::pointer::{Out, Text};
 use crate::request::{self, Active};
 use crate::state::{self, Instance};
@@ -23,10 +24,6 @@ use crate::status::Completion;
 const OF_LEADERS: u32 = 1 << 31;
 /// Number of the callers' tags that are told apart. With one more, the greatest would be `ANY_TAG` for leaders.
 const KEPT_TAGS: u32 = OF_LEADERS - 1;
-
-const COMM_TYPE_SHARED: c_int = 1;
-const COMM_TYPE_HW_GUIDED: c_int = 2;
-const COMM_TYPE_HW_UNGUIDED: c_int = 3;
 
 /// Agrees with the other ranks of a communicator on the greatest of their numbers.
 fn greatest(comm: &Communicator, number: u32) -> Result<u32> {
@@ -367,9 +364,9 @@ mpi! {
         info::optional(info)?;
         let object = communicator::get(comm)?;
         let color = match kind {
-            COMM_TYPE_SHARED => host()?,
-            COMM_TYPE_HW_GUIDED if names_shared_memory(info)? => host()?,
-            COMM_TYPE_HW_GUIDED | COMM_TYPE_HW_UNGUIDED | UNDEFINED => UNDEFINED,
+            part::SHARED => host()?,
+            part::HW_GUIDED if names_shared_memory(info)? => host()?,
+            part::HW_GUIDED | part::HW_UNGUIDED | UNDEFINED => UNDEFINED,
             _ => return Err(Error::new(class::ARG, format!("there is no type {kind} of parts"))),
         };
         new.check()?.set(split(&object, color, key)?);

@@ -145,7 +145,7 @@ def test_mpiexec_runs_programs_on_ranks(start: Callable[..., Daemon], c_program:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-n", "1", "true", ":", "-n", "1", "true"], "one program on all ranks"),
+        (["-n", "1", "true", ":", "-n", "1", "true"], "runs one program on all ranks"),
         (["-n", "two", "true"], "the number of ranks is two"),
         (["-genv", "NAME", "value", "true"], "does not set variables of ranks (-genv)"),
         (["-ppn", "1", "true"], "does not know the option -ppn"),
@@ -158,7 +158,7 @@ def test_mpiexec_runs_programs_on_ranks(start: Callable[..., Daemon], c_program:
 def test_mpiexec_refuses_what_it_cannot_do(arguments: list[str], message: str) -> None:
     done = run(tool("mpiexec"), *arguments, check=False)
     assert done.returncode == 2
-    assert f"mpiexec: {message}" in done.stderr or message in done.stderr
+    assert done.stderr.startswith(f"mpiexec: {message}")
 
 
 def test_program_runs_alone_without_variables(abi_program: Path, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_fatal_error_has_the_class_of_the_standard(rendezvous: dict[str, Any], t
 
 
 def test_compilers_show_their_options(tmp_path: Path) -> None:
-    directory = library_directory()
+    directory = library_directory().resolve()
     include = f"-I{directory}/include"
     assert run(tool("mpicc"), "-show", "-c", "a.c").stdout == f"cc {include} -c a.c\n"
     link = run(tool("mpicc"), "--showme:link").stdout.strip()

@@ -37,7 +37,12 @@ fn logical_size(size: c_int) -> Result<usize> {
     usize::try_from(size)
         .ok()
         .filter(|size| size.is_power_of_two() && *size <= MAX_LOGICAL)
-        .ok_or_else(|| Error::new(class::ARG, format!("a logical value of Fortran cannot have {size} bytes")))
+        .ok_or_else(|| {
+            Error::new(
+                class::ARG,
+                format!("a logical value of Fortran cannot have {size} bytes"),
+            )
+        })
 }
 
 mpi! {

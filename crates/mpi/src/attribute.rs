@@ -131,7 +131,11 @@ fn key_object(key: Keyval) -> Result<Arc<KeyObject>> {
 fn create(copy: Option<CopyFunction>, delete: Option<DeleteFunction>, key: Out<Keyval>, state: Buffer) -> Result<()> {
     let is_dup = |function: &CopyFunction| Some(*function as usize) == interface::DUP_FUNCTION;
     let object = KeyObject {
-        copy: if copy.as_ref().is_some_and(is_dup) { Some(dup_function) } else { copy },
+        copy: if copy.as_ref().is_some_and(is_dup) {
+            Some(dup_function)
+        } else {
+            copy
+        },
         delete,
         state: AtomicUsize::new(state.address()),
         freed: AtomicBool::new(false),

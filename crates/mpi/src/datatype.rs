@@ -124,7 +124,9 @@ fn predefined() -> &'static [Option<Arc<TypeObject>>] {
 
 /// The handle of a predefined datatype.
 pub fn named(name: &str) -> Result<Datatype> {
-    let rows = PREDEFINED.iter().map(|(name, mpich, standard, _)| (*name, *mpich, *standard));
+    let rows = PREDEFINED
+        .iter()
+        .map(|(name, mpich, standard, _)| (*name, *mpich, *standard));
     let found = rows.into_iter().find(|(of, ..)| *of == name);
     found
         .and_then(|(_, mpich, standard)| handle_in_face(mpich, standard))

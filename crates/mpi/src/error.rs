@@ -238,7 +238,11 @@ pub fn text_of(code: c_int) -> Option<String> {
             .iter()
             .find(|(number, ..)| *number == class)
             .map(|(_, name, text)| {
-                let prefix = if EXTENSIONS.contains(&class) { "MPIX_ERR_" } else { "MPI_ERR_" };
+                let prefix = if EXTENSIONS.contains(&class) {
+                    "MPIX_ERR_"
+                } else {
+                    "MPI_ERR_"
+                };
                 format!("{prefix}{name}: {text}")
             })?,
     };

@@ -128,8 +128,14 @@ pub fn place_of(handle: Datatype) -> Option<usize> {
     let number = handle.0 as u32;
     match cfg!(face = "mpich") {
         true if number & 0xff00_0000 == 0x4c00_0000 => Some((number & 0xff) as usize),
-        true => number.checked_sub(FIRST_PAIR).map(|at| 0x100 + at as usize).filter(|at| *at < MAX_PREDEFINED),
-        false => number.checked_sub(DATATYPE_NULL as u32).map(|at| at as usize).filter(|at| *at < MAX_PREDEFINED),
+        true => number
+            .checked_sub(FIRST_PAIR)
+            .map(|at| 0x100 + at as usize)
+            .filter(|at| *at < MAX_PREDEFINED),
+        false => number
+            .checked_sub(DATATYPE_NULL as u32)
+            .map(|at| at as usize)
+            .filter(|at| *at < MAX_PREDEFINED),
     }
 }
 

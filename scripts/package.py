@@ -92,7 +92,7 @@ def put_development_files(programs: Path, prefix: Path, library: str, *, archive
 def put_mpi(programs: Path, directory: Path) -> None:
     """Puts the MPI libraries, their header, the compilers and the launcher into a directory.
 
-    It is a directory of its own, so that only programs that look for Dayfly's MPI find it: other MPIs use these names too.
+    It is a directory of its own, so that only programs that look for Dayfly's MPI find it: other MPIs use these names.
     """
     for built, name in MPI_LIBRARIES.items():
         # Replace the file instead of overwriting it: a program may be using the old one.

@@ -2,7 +2,7 @@
  * mpi.h: the C interface of MPI, with the binary interface of the MPI standard (5.0, chapter 20). Programs that are
  * compiled with it run with Dayfly's libmpi_abi.so.1, and with that of every other MPI.
  *
- * A test compares the functions with the symbols of the library.
+ * One subject: programs include one header. A test compares the functions with the symbols of the library.
  */
 #ifndef MPI_H_INCLUDED
 #define MPI_H_INCLUDED

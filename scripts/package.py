@@ -26,9 +26,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGING = ROOT / "packaging"
 PROGRAMS = ("dayfly", "dayfly-bench", "dayfly-executor")
-#: The name by which programs of MPICH's family ask for the MPI library. It is in a directory of its own, so that no
-#: program finds it that does not look for it.
-MPI_LIBRARY = "libmpi.so.12"
+#: The MPI libraries as they are built, and the names by which programs ask for them: those of MPICH's family, and those
+#: with the standard's binary interface.
+MPI_LIBRARIES = {"libmpi.so": "libmpi.so.12", "libmpi_abi.so": "libmpi_abi.so.1"}
+#: The names of the compilers and of the launcher, all of them scripts.
+MPI_PROGRAMS = {"mpicc": ("mpicc", "mpicxx", "mpic++"), "mpiexec": ("mpiexec", "mpirun")}
 #: Architectures by the names of Python, Debian and Red Hat.
 ARCHITECTURES = {"x86_64": ("amd64", "x86_64"), "aarch64": ("arm64", "aarch64")}
 FORMATS = ("tar", "deb", "rpm")
@@ -87,6 +89,39 @@ def put_development_files(programs: Path, prefix: Path, library: str, *, archive
         put(filled(development / f"{name}.in", **values), prefix / library / "cmake" / "dayfly" / name)
 
 
+def put_mpi(programs: Path, directory: Path) -> None:
+    """Puts the MPI libraries, their header, the compilers and the launcher into a directory.
+
+    It is a directory of its own, so that only programs that look for Dayfly's MPI find it: other MPIs use these names.
+    """
+    for built, name in MPI_LIBRARIES.items():
+        # Replace the file instead of overwriting it: a program may be using the old one.
+        part = directory / f".{name}.new"
+        copy(programs / built, part, 0o755)
+        part.rename(directory / name)
+    copy(ROOT / "crates" / "mpi-abi" / "include" / "mpi.h", directory / "include" / "mpi.h")
+    for script, names in MPI_PROGRAMS.items():
+        for name in names:
+            put(filled(PACKAGING / "mpi" / script, VERSION=version()), directory / "bin" / name, 0o755)
+
+
+def put_mpi_description(pkgconfig: Path, mpi: str) -> None:
+    """Puts the file for pkg-config into a directory, from which ``mpi`` is the path of the MPI libraries."""
+    text = filled(PACKAGING / "mpi" / "dayfly-mpi.pc.in", VERSION=version(), MPI=mpi)
+    put(text, pkgconfig / "dayfly-mpi.pc")
+
+
+def place_mpi(programs: Path) -> None:
+    """Puts MPI beside built programs."""
+    directory = programs / "mpi"
+    put_mpi(programs, directory)
+    put_mpi_description(directory / "pkgconfig", "..")
+    for name in MPI_LIBRARIES.values():
+        link = directory / name.rpartition(".")[0]
+        link.unlink(missing_ok=True)
+        link.symlink_to(name)
+
+
 def fill_wheel(programs: Path) -> None:
     """Puts programs, headers and the library where the build of the wheel takes them from."""
     shutil.rmtree(PACKAGE / "native", ignore_errors=True)
@@ -96,7 +131,8 @@ def fill_wheel(programs: Path) -> None:
         copy(programs / name, part, 0o755)
         part.rename(PACKAGE / "bin" / name)
     put_development_files(programs, PACKAGE / "native", "lib", archive=False)
-    copy(programs / "libmpi.so", PACKAGE / "native" / "mpi" / MPI_LIBRARY, 0o755)
+    put_mpi(programs, PACKAGE / "native" / "mpi")
+    put_mpi_description(PACKAGE / "native" / "lib" / "pkgconfig", "../../mpi")
 
 
 def stage(programs: Path, wheels: list[Path], root: Path, library: str) -> None:
@@ -106,8 +142,12 @@ def stage(programs: Path, wheels: list[Path], root: Path, library: str) -> None:
         copy(programs / name, usr / "bin" / name, 0o755)
         run("strip", "--strip-unneeded", usr / "bin" / name)
     put_development_files(programs, usr, library, archive=True)
-    copy(programs / "libmpi.so", usr / "lib" / "dayfly" / "mpi" / MPI_LIBRARY, 0o755)
-    run("strip", "--strip-unneeded", usr / "lib" / "dayfly" / "mpi" / MPI_LIBRARY)
+    mpi = usr / "lib" / "dayfly" / "mpi"
+    put_mpi(programs, mpi)
+    # From the directory of other libraries, which is lib64 on some systems.
+    put_mpi_description(usr / library / "pkgconfig", "../../lib/dayfly/mpi")
+    for name in MPI_LIBRARIES.values():
+        run("strip", "--strip-unneeded", mpi / name)
     dayfly = programs / "dayfly"
     manual = usr / "share" / "man" / "man1"
     manual.mkdir(parents=True)
@@ -260,6 +300,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Packs built programs and wheels.")
     parser.add_argument("--programs", type=Path, required=True, help="directory of the programs and libraries")
     parser.add_argument("--fill-wheel", action="store_true", help="only put them where wheels are built from")
+    parser.add_argument("--place-mpi", action="store_true", help="only put MPI into a directory beside them")
     parser.add_argument("--out", type=Path, help="directory for the packages")
     parser.add_argument("--glibc", help="the oldest glibc on which they run")
     parser.add_argument("--release", default="1", help="number of this package of the version")
@@ -270,6 +311,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.fill_wheel:
         fill_wheel(options.programs)
+        return
+    if options.place_mpi:
+        place_mpi(options.programs)
         return
     options.formats = options.formats or FORMATS
     out = options.out.resolve()

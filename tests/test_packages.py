@@ -166,6 +166,8 @@ def test_archive_runs_from_any_directory(packages: Path, root: CleanRoot) -> Non
             here/bin/pip install --quiet --no-index --find-links /opt/tools/share/dayfly/wheels dayfly
             here/bin/python /ten.py
             test -x /opt/tools/lib/dayfly/mpi/libmpi.so.12
+            test -x /opt/tools/lib/dayfly/mpi/libmpi_abi.so.1
+            /opt/tools/lib/dayfly/mpi/bin/mpicc -show -c a.c | grep -q -e -I/opt/tools/lib/dayfly/mpi/include
 END
         setpriv --reuid user --regid user --clear-groups sh -e /srv/user/script
         """
@@ -182,7 +184,9 @@ def test_rpm_is_installed_and_removed(packages: Path, root: CleanRoot) -> None:
     run(*rpm, "--nodeps", "--install", path, timeout=120)
     assert run(*rpm, "--verify", "--nodeps", "dayfly").stdout == ""
     assert "dayfly 0" in root.run(
-        f"dayfly version; getent passwd dayfly; test -e /usr/lib64/libdayfly.so; test -e {MPI}"
+        f"dayfly version; getent passwd dayfly; test -e /usr/lib64/libdayfly.so; test -e {MPI}; "
+        "test -e /usr/lib64/pkgconfig/../../lib/dayfly/mpi/include/mpi.h; grep -q ../../lib/dayfly/mpi "
+        "/usr/lib64/pkgconfig/dayfly-mpi.pc"
     )
     run(*rpm, "--nodeps", "--erase", "dayfly")
     assert not (root.path / "usr/bin/dayfly").exists()
@@ -297,6 +301,32 @@ def test_compilers_find_the_library_in_the_wheel(tmp_path: Path) -> None:
     found = run("pkg-config", "--cflags", "--libs", "dayfly", env=os.environ | {"PKG_CONFIG_PATH": directory}).stdout
     run("cc", ROOT / "examples/c/hello.c", "-o", compiled, *found.split())
     assert run(*config, check=False, cwd=tmp_path).returncode == 2
+
+
+def test_mpicc_of_the_wheel_compiles_programs(tmp_path: Path) -> None:
+    config = (sys.executable, "-m", "dayfly", "config")
+    mpi = Path(run(*config, "--mpidir", cwd=tmp_path).stdout.strip())
+    compiled = tmp_path / "program"
+    run(mpi / "bin" / "mpicxx", ROOT / "tests/mpi/program.cpp", "-o", compiled)
+    assert run(compiled).stdout == "rank 0 of 1 is done\n"
+    directory = run(*config, "--pkgconfigdir", cwd=tmp_path).stdout.strip()
+    variables = os.environ | {"PKG_CONFIG_PATH": directory}
+    found = run("pkg-config", "--cflags", "--libs", "dayfly-mpi", env=variables).stdout
+    run("c++", ROOT / "tests/mpi/program.cpp", "-o", compiled, *found.split())
+    assert run(compiled).stdout == "rank 0 of 1 is done\n"
+    assert (mpi / "bin" / "mpiexec").stat().st_mode & 0o111
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake not found; install it")
+def test_cmake_finds_mpi_by_its_compiler(tmp_path: Path) -> None:
+    mpi = run(sys.executable, "-m", "dayfly", "config", "--mpidir", cwd=tmp_path).stdout.strip()
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.18)\nproject(ranks CXX)\nfind_package(MPI REQUIRED)\n"
+        f"add_executable(ranks {ROOT}/tests/mpi/program.cpp)\ntarget_link_libraries(ranks MPI::MPI_CXX)\n"
+    )
+    run("cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-DMPI_HOME={mpi}")
+    run("cmake", "--build", tmp_path / "build")
+    assert run(tmp_path / "build" / "ranks").stdout == "rank 0 of 1 is done\n"
 
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake not found; install it")

@@ -25,7 +25,7 @@ class Dayfly(Package):
     phases = ["build", "install"]
 
     def build(self, spec, prefix):
-        packages = ("dayfly-cli", "dayfly-bench", "dayfly-executor", "dayfly-c", "dayfly-mpi")
+        packages = ("dayfly-cli", "dayfly-bench", "dayfly-executor", "dayfly-c", "dayfly-mpi", "dayfly-mpi-abi")
         cargo = which("cargo")
         cargo("build", "--release", "--locked", *[part for name in packages for part in ("-p", name)])
         if spec.satisfies("+python"):

@@ -8,12 +8,13 @@ use crate::communicator;
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::handle::{Comm, Datatype, Keyval, Table, Win};
+use crate::interface::{self, Number, key as keys};
 use crate::pointer::{Buffer, Out};
 
 /// A program's function that copies an attribute to a duplicate.
-pub type CopyFunction = extern "C" fn(c_int, Keyval, *mut c_void, *mut c_void, *mut c_void, *mut c_int) -> c_int;
+pub type CopyFunction = extern "C" fn(Number, Keyval, *mut c_void, *mut c_void, *mut c_void, *mut c_int) -> c_int;
 /// A program's function that is called when an attribute goes.
-pub type DeleteFunction = extern "C" fn(c_int, Keyval, *mut c_void, *mut c_void) -> c_int;
+pub type DeleteFunction = extern "C" fn(Number, Keyval, *mut c_void, *mut c_void) -> c_int;
 
 /// A key of attributes.
 pub struct KeyObject {
@@ -43,7 +44,7 @@ impl Attributes {
         self.all().iter().find(|(of, ..)| *of == key).map(|(.., value)| *value)
     }
 
-    fn remove(&self, handle: c_int, key: Keyval) -> Result<bool> {
+    fn remove(&self, handle: Number, key: Keyval) -> Result<bool> {
         let found = self.all().iter().find(|(of, ..)| *of == key).cloned();
         let Some((_, object, value)) = found else {
             return Ok(false);
@@ -61,7 +62,7 @@ impl Attributes {
     }
 
     /// Sets an attribute; the function of an earlier value is called.
-    fn set(&self, handle: c_int, key: Keyval, value: usize) -> Result<()> {
+    fn set(&self, handle: Number, key: Keyval, value: usize) -> Result<()> {
         let object = key_object(key)?;
         self.remove(handle, key)?;
         self.all().push((key, object, value));
@@ -69,7 +70,7 @@ impl Attributes {
     }
 
     /// The attributes for a duplicate of an object.
-    pub fn duplicate(&self, handle: c_int) -> Result<Self> {
+    pub fn duplicate(&self, handle: Number) -> Result<Self> {
         let all = self.all().clone();
         let mut copies = Vec::new();
         for (key, object, value) in all {
@@ -98,7 +99,7 @@ impl Attributes {
 }
 
 /// Removes all attributes of an object that ends, the last one first.
-pub fn delete_all(holder: &impl Holder, handle: impl Into<i32>) -> Result<()> {
+pub fn delete_all(holder: &impl Holder, handle: impl Into<Number>) -> Result<()> {
     let handle = handle.into();
     loop {
         let last = holder.attributes().all().last().map(|(key, ..)| *key);
@@ -109,31 +110,42 @@ pub fn delete_all(holder: &impl Holder, handle: impl Into<i32>) -> Result<()> {
     }
 }
 
-impl From<Comm> for i32 {
+impl From<Comm> for Number {
     fn from(comm: Comm) -> Self {
         comm.0
     }
 }
 
-impl From<Datatype> for i32 {
+impl From<Datatype> for Number {
     fn from(datatype: Datatype) -> Self {
         datatype.0
     }
 }
 
 fn key_object(key: Keyval) -> Result<Arc<KeyObject>> {
-    KEYS.get(key.0)
+    KEYS.get(key.0 as Number)
         .filter(|object| !object.freed.load(Ordering::Acquire))
         .ok_or_else(|| Error::new(class::KEYVAL, "the key of the attribute is invalid"))
 }
 
-pub fn create(copy: Option<CopyFunction>, delete: Option<DeleteFunction>, key: Out<Keyval>, state: Buffer) -> Result<()> {
-    key.check()?.set(Keyval(KEYS.insert(Arc::new(KeyObject {
-        copy,
+pub fn create(
+    copy: Option<CopyFunction>,
+    delete: Option<DeleteFunction>,
+    key: Out<Keyval>,
+    state: Buffer,
+) -> Result<()> {
+    let is_dup = |function: &CopyFunction| Some(*function as usize) == interface::DUP_FUNCTION;
+    let object = KeyObject {
+        copy: if copy.as_ref().is_some_and(is_dup) {
+            Some(dup_function)
+        } else {
+            copy
+        },
         delete,
         state: AtomicUsize::new(state.address()),
         freed: AtomicBool::new(false),
-    }))));
+    };
+    key.check()?.set(Keyval(KEYS.insert(Arc::new(object)) as c_int));
     Ok(())
 }
 
@@ -147,7 +159,7 @@ pub fn free(key: Out<Keyval>) -> Result<()> {
 fn get(holder: &impl Holder, key: Keyval, value: Out<usize>, flag: Out<c_int>) -> Result<()> {
     let found = holder.attributes().get(key);
     if found.is_none() {
-        KEYS.get(key.0)
+        KEYS.get(key.0 as Number)
             .ok_or_else(|| Error::new(class::KEYVAL, "the key of the attribute is invalid"))?;
     }
     flag.set(found.is_some().into());
@@ -157,7 +169,7 @@ fn get(holder: &impl Holder, key: Keyval, value: Out<usize>, flag: Out<c_int>) -
     Ok(())
 }
 
-fn delete(holder: &impl Holder, handle: impl Into<i32>, key: Keyval) -> Result<()> {
+fn delete(holder: &impl Holder, handle: impl Into<Number>, key: Keyval) -> Result<()> {
     match holder.attributes().remove(handle.into(), key)? {
         true => Ok(()),
         false => Err(Error::new(class::KEYVAL, "the object has no such attribute")),
@@ -197,25 +209,23 @@ fn predefined(key: Keyval) -> Option<usize> {
     });
     let address = |value: &c_int| std::ptr::from_ref(value) as usize;
     Some(match key.0 {
-        0x6440_0001 => address(&values.tag_ub),
-        0x6440_0003 => address(&values.host),
-        0x6440_0005 => address(&values.io),
-        0x6440_0007 => address(&values.wtime_is_global),
-        0x6440_0009 => UNIVERSE_SIZE.as_ptr() as usize,
-        0x6440_000b => {
+        keys::TAG_UB => address(&values.tag_ub),
+        keys::HOST => address(&values.host),
+        keys::IO => address(&values.io),
+        keys::WTIME_IS_GLOBAL => address(&values.wtime_is_global),
+        keys::UNIVERSE_SIZE => UNIVERSE_SIZE.as_ptr() as usize,
+        keys::LAST_USED_CODE => {
             let last = crate::error::last_used_code() as usize;
             values.last_used_code.store(last, Ordering::Release);
             std::ptr::from_ref(&values.last_used_code) as usize
         }
-        0x6440_000d => address(&values.appnum),
+        keys::APPNUM => address(&values.appnum),
         _ => return None,
     })
 }
 
 pub fn set_of_comm(comm: Comm, key: Keyval, value: Buffer) -> Result<()> {
-    communicator::get(comm)?
-        .attributes()
-        .set(comm.0, key, value.address())
+    communicator::get(comm)?.attributes().set(comm.0, key, value.address())
 }
 
 pub fn get_of_comm(comm: Comm, key: Keyval, value: Out<usize>, flag: Out<c_int>) -> Result<()> {
@@ -286,11 +296,11 @@ mpi! {
     fn MPI_Win_get_attr(win: Win, key: Keyval, value: Out<usize>, flag: Out<c_int>) [win] {
         let window = crate::window::get(win)?;
         let found = match key.0 {
-            0x6600_0001 => window.memory.base,
-            0x6600_0003 => std::ptr::from_ref(&window.values[0]) as usize,
-            0x6600_0005 => std::ptr::from_ref(&window.values[1]) as usize,
-            0x6600_0007 => std::ptr::from_ref(&window.values[2]) as usize,
-            0x6600_0009 => std::ptr::from_ref(&window.values[3]) as usize,
+            keys::WIN_BASE => window.memory.base,
+            keys::WIN_SIZE => std::ptr::from_ref(&window.values[0]) as usize,
+            keys::WIN_DISP_UNIT => std::ptr::from_ref(&window.values[1]) as usize,
+            keys::WIN_CREATE_FLAVOR => std::ptr::from_ref(&window.values[2]) as usize,
+            keys::WIN_MODEL => std::ptr::from_ref(&window.values[3]) as usize,
             _ => return get(&*window, key, value, flag),
         };
         value.set(found);
@@ -313,17 +323,17 @@ mpi! {
     }
 }
 
-/// `MPIR_Dup_fn`, to which `MPI_DUP_FN` expands: copies the value as it is.
-#[unsafe(export_name = "MPIR_Dup_fn")]
+/// Copies a value as it is. `MPI_DUP_FN` and its relatives are this symbol in MPICH.
+#[cfg_attr(face = "mpich", unsafe(export_name = "MPIR_Dup_fn"))]
 extern "C" fn dup_function(
-    _handle: c_int,
+    _handle: Number,
     _key: Keyval,
     _state: *mut c_void,
     value: *mut c_void,
-    copied: Out<usize>,
-    flag: Out<c_int>,
+    copied: *mut c_void,
+    flag: *mut c_int,
 ) -> c_int {
-    copied.set(value as usize);
-    flag.set(1);
+    Out::at(copied.cast::<usize>()).set(value as usize);
+    Out::at(flag).set(1);
     0
 }

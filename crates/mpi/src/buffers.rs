@@ -4,7 +4,6 @@
 //! what remains of it is the promise of its detachment: it waits until the messages that used the buffer have left.
 
 use std::collections::HashMap;
-use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dayfly_comm::detached::Turn;
@@ -13,20 +12,18 @@ use crate::communicator;
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::handle::{Comm, Count, Request, Session};
+use crate::interface::{BUFFER_AUTOMATIC, Number};
 use crate::pointer::{Buffer, Out};
 use crate::request::{self, Active, RequestObject, make};
 use crate::session;
-
-/// `MPI_BUFFER_AUTOMATIC`: the library has the memory. Its size means nothing.
-const AUTOMATIC: isize = -2;
 
 /// What a buffer is attached to. A message uses the buffer of its communicator; without one, that of the session or of
 /// the process, which count as one buffer here: both wait for the messages of either.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Owner {
     Process,
-    Session(c_int),
-    Comm(c_int),
+    Session(Number),
+    Comm(Number),
 }
 
 impl Owner {
@@ -57,7 +54,9 @@ impl std::ops::Deref for Attached {
     type Target = HashMap<Owner, (usize, Count)>;
 
     fn deref(&self) -> &Self::Target {
-        self.0.as_ref().unwrap_or_else(|| unreachable!("`attached` has made it"))
+        self.0
+            .as_ref()
+            .unwrap_or_else(|| unreachable!("`attached` has made it"))
     }
 }
 
@@ -87,7 +86,11 @@ fn attach(owner: Owner, buffer: Buffer, size: Count) -> Result<()> {
     if size < 0 {
         return Err(Error::new(class::ARG, "the size of the buffer is negative"));
     }
-    let size = if buffer.address() as isize == AUTOMATIC { 0 } else { size };
+    let size = if buffer.address() as isize == BUFFER_AUTOMATIC {
+        0
+    } else {
+        size
+    };
     let mut attached = attached();
     if attached.contains_key(&owner) {
         return Err(Error::new(class::BUFFER, "a buffer is attached already"));

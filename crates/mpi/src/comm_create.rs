@@ -15,6 +15,7 @@ use crate::face::mpi;
 use crate::group;
 use crate::handle::{Comm, Errhandler, Group, Info, Request, UNDEFINED};
 use crate::info;
+use crate::interface::part;
 use crate::pointer::{Out, Text};
 use crate::request::{self, Active};
 use crate::session;
@@ -25,11 +26,6 @@ use crate::status::Completion;
 const OF_LEADERS: u32 = 1 << 31;
 /// Number of the callers' tags that are told apart. With one more, the greatest would be `ANY_TAG` for leaders.
 const KEPT_TAGS: u32 = OF_LEADERS - 1;
-
-const COMM_TYPE_SHARED: c_int = 1;
-const COMM_TYPE_HW_GUIDED: c_int = 2;
-const COMM_TYPE_HW_UNGUIDED: c_int = 3;
-const COMM_TYPE_RESOURCE_GUIDED: c_int = 4;
 
 /// Agrees with the other ranks of a communicator on the greatest of their numbers.
 fn greatest(comm: &Communicator, number: u32) -> Result<u32> {
@@ -345,7 +341,9 @@ fn names_shared_memory(given: Info) -> Result<bool> {
 
 /// The color of the part of a communicator in the set of processes that an info names; `UNDEFINED` without one.
 fn part_of_set(given: Info, object: &CommObject) -> Result<c_int> {
-    let pairs = info::optional(given)?.map(|given| given.pairs().clone()).unwrap_or_default();
+    let pairs = info::optional(given)?
+        .map(|given| given.pairs().clone())
+        .unwrap_or_default();
     let name = pairs.into_iter().find(|(key, _)| key == "mpi_pset_name");
     Ok(match name.and_then(|(_, name)| session::set_named(&name)) {
         Some(session::WORLD) => 0,
@@ -382,10 +380,10 @@ mpi! {
         info::optional(info)?;
         let object = communicator::get(comm)?;
         let color = match kind {
-            COMM_TYPE_SHARED => host()?,
-            COMM_TYPE_HW_GUIDED | COMM_TYPE_RESOURCE_GUIDED if names_shared_memory(info)? => host()?,
-            COMM_TYPE_RESOURCE_GUIDED => part_of_set(info, &object)?,
-            COMM_TYPE_HW_GUIDED | COMM_TYPE_HW_UNGUIDED | UNDEFINED => UNDEFINED,
+            part::SHARED => host()?,
+            part::HW_GUIDED | part::RESOURCE_GUIDED if names_shared_memory(info)? => host()?,
+            part::RESOURCE_GUIDED => part_of_set(info, &object)?,
+            part::HW_GUIDED | part::HW_UNGUIDED | UNDEFINED => UNDEFINED,
             _ => return Err(Error::new(class::ARG, format!("there is no type {kind} of parts"))),
         };
         new.check()?.set(split(&object, color, key)?);

@@ -1,7 +1,7 @@
 //! Communicators, and what programs ask of them.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use dayfly_comm::Communicator;
@@ -12,6 +12,8 @@ use crate::face::mpi;
 use crate::group;
 use crate::handle::{ANY_SOURCE, ANY_TAG, Comm, Errhandler, Info, PROC_NULL, Table};
 use crate::info;
+use crate::interface::AtomicNumber;
+use crate::interface::comparison::{CONGRUENT, IDENT, UNEQUAL};
 use crate::pointer::{Out, Text, TextOut};
 use crate::state;
 use crate::topology::Topology;
@@ -30,7 +32,7 @@ pub struct CommObject {
     parts: OnceLock<Communicator>,
     is_inter: bool,
     pub attributes: Attributes,
-    handler: AtomicI32,
+    handler: AtomicNumber,
     name: Mutex<String>,
     info: Mutex<Vec<(String, String)>>,
     pub topology: OnceLock<Topology>,
@@ -88,7 +90,7 @@ impl CommObject {
             parts: OnceLock::new(),
             is_inter: false,
             attributes: Attributes::default(),
-            handler: AtomicI32::new(handler.0),
+            handler: AtomicNumber::new(handler.0),
             name: Mutex::default(),
             info: Mutex::default(),
             topology: OnceLock::new(),
@@ -288,10 +290,6 @@ pub fn get_intra(comm: Comm) -> Result<Arc<CommObject>> {
 pub fn make(object: CommObject) -> Comm {
     Comm(COMMUNICATORS.insert(Arc::new(object)))
 }
-
-const IDENT: c_int = 0;
-const CONGRUENT: c_int = 1;
-const UNEQUAL: c_int = 3;
 
 mpi! {
     fn MPI_Comm_rank(comm: Comm, rank: Out<c_int>) [comm] {

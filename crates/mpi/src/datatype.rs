@@ -9,6 +9,7 @@ mod describe;
 mod elements;
 mod predefined;
 
+use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -16,12 +17,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use crate::attribute::{Attributes, Holder};
 use crate::error::{Error, Result, class};
 use crate::handle::{Aint, Count, Datatype, Table};
+use crate::interface::combiner::{DUP, NAMED};
 use crate::pointer::Buffer;
 pub use predefined::Kind;
-use predefined::{FIRST_PAIR, INT, PAIRS, PREDEFINED};
+use predefined::{INT, MAX_PREDEFINED, PAIRS, PREDEFINED, handle_in_face, place_of};
 
-/// Combiner of predefined datatypes.
-const NAMED: c_int = 1;
 /// More runs than this are not kept, but computed whenever they are needed.
 const MAX_RUNS: usize = 1 << 14;
 
@@ -76,62 +76,69 @@ impl Holder for TypeObject {
 
 static TYPES: Table<TypeObject> = Table::starting(3, PAIRS.len());
 
-struct Predefined {
-    /// By the lowest byte of the handle.
-    basic: Vec<Option<Arc<TypeObject>>>,
-    pairs: Vec<Arc<TypeObject>>,
-}
-
-fn predefined() -> &'static Predefined {
-    static ALL: OnceLock<Predefined> = OnceLock::new();
+/// All predefined datatypes, by the places of their handles.
+fn predefined() -> &'static [Option<Arc<TypeObject>>] {
+    static ALL: OnceLock<Vec<Option<Arc<TypeObject>>>> = OnceLock::new();
     ALL.get_or_init(|| {
-        let mut basic = vec![None; 256];
-        for (name, handle, kind) in PREDEFINED {
-            let size = (handle >> 8 & 0xff) as usize;
-            let object = TypeObject::basic(size, *kind, Datatype(*handle as c_int), name);
-            basic[(handle & 0xff) as usize] = Some(Arc::new(object));
+        let mut all = vec![None; MAX_PREDEFINED];
+        let mut put = |handle: Option<Datatype>, object: &Arc<TypeObject>| {
+            if let Some(at) = handle.and_then(place_of) {
+                all[at] = Some(object.clone());
+            }
+        };
+        // Values of pairs, by their handles in MPICH.
+        let mut basic = HashMap::new();
+        for (name, mpich, standard, kind) in PREDEFINED {
+            let handle = handle_in_face(*mpich, *standard);
+            let size = (mpich >> 8 & 0xff) as usize;
+            let object = Arc::new(TypeObject::basic(size, *kind, handle.unwrap_or(Datatype::NULL), name));
+            put(handle, &object);
+            basic.insert(*mpich, object);
         }
-        let pairs = PAIRS
-            .iter()
-            .zip(FIRST_PAIR..)
-            .map(|((name, kind, value, offset), handle)| {
-                let part = |offset: usize, of: u32| Part {
+        for (name, mpich, standard, kind, value, offset) in PAIRS {
+            let part = |offset: usize, of: &u32| {
+                basic.get(of).map(|of| Part {
                     offset: offset as isize,
                     blocks: 1,
                     stride: 0,
                     length: 1,
-                    of: basic[(of & 0xff) as usize]
-                        .clone()
-                        .unwrap_or_else(|| unreachable!("the table has it")),
-                };
-                let recipe = Recipe {
-                    combiner: NAMED,
-                    ..Recipe::default()
-                };
-                let mut object = TypeObject::of(vec![part(0, *value), part(*offset, INT)], recipe);
-                object.pad();
-                object.predefined = Some((Datatype(handle as c_int), *kind));
-                *object.name() = (*name).into();
-                object.committed = AtomicBool::new(true);
-                Arc::new(object)
-            });
-        let pairs = pairs.collect();
-        Predefined { basic, pairs }
+                    of: of.clone(),
+                })
+            };
+            let recipe = Recipe {
+                combiner: NAMED,
+                ..Recipe::default()
+            };
+            let parts = [part(0, value), part(*offset, &INT)].into_iter().flatten();
+            let mut object = TypeObject::of(parts.collect(), recipe);
+            object.pad();
+            let handle = handle_in_face(*mpich, *standard);
+            object.predefined = handle.map(|handle| (handle, *kind));
+            *object.name() = (*name).into();
+            object.committed = AtomicBool::new(true);
+            put(handle, &Arc::new(object));
+        }
+        all
     })
+}
+
+/// The handle of a predefined datatype.
+pub fn named(name: &str) -> Result<Datatype> {
+    let rows = PREDEFINED
+        .iter()
+        .map(|(name, mpich, standard, _)| (*name, *mpich, *standard));
+    let found = rows.into_iter().find(|(of, ..)| *of == name);
+    found
+        .and_then(|(_, mpich, standard)| handle_in_face(mpich, standard))
+        .ok_or_else(|| Error::new(class::TYPE, format!("there is no datatype {name}")))
 }
 
 /// The object of a handle.
 pub fn get(datatype: Datatype) -> Result<Arc<TypeObject>> {
-    let handle = datatype.0 as u32;
-    let found = if handle & 0xff00_0000 == 0x4c00_0000 {
-        predefined().basic[(handle & 0xff) as usize]
-            .as_ref()
-            .filter(|object| object.predefined.is_some_and(|(own, _)| own == datatype))
-            .cloned()
-    } else if (FIRST_PAIR..FIRST_PAIR + PAIRS.len() as u32).contains(&handle) {
-        Some(predefined().pairs[(handle - FIRST_PAIR) as usize].clone())
-    } else {
-        TYPES.get(datatype.0)
+    let own = |object: &&Arc<TypeObject>| object.predefined.is_some_and(|(own, _)| own == datatype);
+    let found = match place_of(datatype) {
+        Some(at) => predefined()[at].as_ref().filter(own).cloned(),
+        None => TYPES.get(datatype.0),
     };
     found.ok_or_else(|| {
         let what = if datatype == Datatype::NULL {
@@ -164,16 +171,22 @@ pub fn handle_of(object: &Arc<TypeObject>) -> Datatype {
 
 /// The predefined datatype of a value and an index, or `MPI_DATATYPE_NULL`.
 pub fn pair_of(value: &TypeObject, index: Datatype) -> Datatype {
-    /// `MPI_2INT`.
-    const TWO_INTS: Datatype = Datatype(0x4c00_0816);
-    let Some((value, _)) = value.predefined.filter(|_| index.0 == INT as c_int) else {
-        return Datatype::NULL;
+    let value = value.predefined.map(|(handle, _)| handle);
+    // Without a row, the interface has no such datatype.
+    let of_mpich = |number: u32| {
+        let row = PREDEFINED.iter().find(|(_, mpich, ..)| *mpich == number);
+        row.and_then(|(_, mpich, standard, _)| handle_in_face(*mpich, *standard))
     };
-    if value == index {
-        return TWO_INTS;
+    let int = of_mpich(INT);
+    if value.is_none() || Some(index) != int {
+        return Datatype::NULL;
     }
-    let found = PAIRS.iter().position(|(_, _, of, _)| *of == value.0 as u32);
-    found.map_or(Datatype::NULL, |at| Datatype((FIRST_PAIR + at as u32) as c_int))
+    if value == int {
+        return named("MPI_2INT").unwrap_or(Datatype::NULL);
+    }
+    let found = PAIRS.iter().find(|(.., of, _)| of_mpich(*of) == value);
+    let handle = found.and_then(|(_, mpich, standard, ..)| handle_in_face(*mpich, *standard));
+    handle.unwrap_or(Datatype::NULL)
 }
 
 pub fn remove(datatype: Datatype) -> Option<Arc<TypeObject>> {
@@ -463,7 +476,6 @@ impl TypeObject {
 
     /// How operations see its elements; `None` if it is not predefined, nor a duplicate of such a datatype.
     pub fn kind(&self) -> Option<Kind> {
-        const DUP: c_int = 2;
         match self.predefined {
             Some((_, kind)) => Some(kind),
             None if self.recipe.combiner == DUP => self.recipe.types.first().and_then(|of| of.kind()),

@@ -2,18 +2,19 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::Ordering;
 
 use crate::communicator::{self, COMMUNICATORS};
 use crate::error::{Error, Result, class, text_of};
 use crate::face::mpi;
 use crate::handle::{Comm, Errhandler, File, Session, Table, Win};
+use crate::interface::{AtomicNumber, Number};
 use crate::pointer::Out;
 use crate::state;
 
 /// A program's handler. C declares it with further arguments, which callers never pass.
-pub type Function = extern "C" fn(*mut c_int, *mut c_int);
-/// A program's handler for files, whose handles are pointers.
+pub type Function = extern "C" fn(*mut Number, *mut c_int);
+/// A program's handler for files, whose handles are pointers always.
 pub type FileFunction = extern "C" fn(*mut usize, *mut c_int);
 
 /// A program's error handler.
@@ -26,7 +27,7 @@ pub enum Handler {
 
 pub static HANDLERS: Table<Handler> = Table::new(5);
 /// Handler of files that are not open, as MPI has it.
-pub static FILE_HANDLER: AtomicI32 = AtomicI32::new(Errhandler::RETURN.0);
+pub static FILE_HANDLER: AtomicNumber = AtomicNumber::new(Errhandler::RETURN.0);
 
 /// The object whose error handler is called.
 pub enum Place {

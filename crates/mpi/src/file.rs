@@ -5,13 +5,14 @@ mod manage;
 mod shared;
 
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, AtomicI32};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::communicator::CommObject;
 use crate::datatype::TypeObject;
 use crate::error::{Error, Result, class};
 use crate::handle::{File, Offset, Table};
+use crate::interface::{AtomicNumber, Number};
 use crate::status::Completion;
 
 pub static FILES: Table<FileObject> = Table::new(4);
@@ -29,7 +30,7 @@ pub struct FileObject {
     position: Mutex<Offset>,
     shared: shared::SharedPointer,
     is_atomic: AtomicBool,
-    pub handler: AtomicI32,
+    pub handler: AtomicNumber,
     /// What a split collective has done, until it ends.
     begun: Mutex<Option<Completion>>,
 }
@@ -47,9 +48,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The number of a file in its table.
+fn number_of(file: File) -> Number {
+    file.0 as u32 as Number
+}
+
 pub fn get(file: File) -> Result<Arc<FileObject>> {
     FILES
-        .get(file.0 as u32 as i32)
+        .get(number_of(file))
         .ok_or_else(|| Error::new(class::FILE, "the handle is no open file"))
 }
 

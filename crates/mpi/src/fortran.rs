@@ -7,29 +7,25 @@ use crate::datatype::{self, TypeObject};
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::handle::{Datatype, UNDEFINED};
+use crate::interface::combiner;
 use crate::pointer::Out;
+#[cfg(face = "mpich")]
 use crate::status::Status;
-use crate::topology::Marker;
 
-/// Combiners of these datatypes.
-const REAL: c_int = 15;
-const COMPLEX: c_int = 16;
-const INTEGER: c_int = 17;
-
-/// Decimal digits and decimal exponent of the real datatypes, their handles, and those of complex numbers of them.
-const REALS: [(c_int, c_int, u32, u32); 3] = [
-    (6, 37, 0x4c00_0427, 0x4c00_0828),
-    (15, 307, 0x4c00_0829, 0x4c00_102a),
-    (33, 4931, 0x4c00_102b, 0x4c00_202c),
+/// Decimal digits and decimal exponent of the real datatypes, their names, and those of complex numbers of them.
+const REALS: [(c_int, c_int, &str, &str); 3] = [
+    (6, 37, "MPI_REAL4", "MPI_COMPLEX8"),
+    (15, 307, "MPI_REAL8", "MPI_COMPLEX16"),
+    (33, 4931, "MPI_REAL16", "MPI_COMPLEX32"),
 ];
 
-/// Decimal digits of the integers, and their handles.
-const INTEGERS: [(c_int, u32); 5] = [
-    (2, 0x4c00_012d),
-    (4, 0x4c00_022f),
-    (9, 0x4c00_0430),
-    (18, 0x4c00_0831),
-    (38, 0x4c00_1032),
+/// Decimal digits of the integers, and their names.
+const INTEGERS: [(c_int, &str); 5] = [
+    (2, "MPI_INTEGER1"),
+    (4, "MPI_INTEGER2"),
+    (9, "MPI_INTEGER4"),
+    (18, "MPI_INTEGER8"),
+    (38, "MPI_INTEGER16"),
 ];
 
 /// A datatype that was asked for: its combiner and the arguments.
@@ -55,7 +51,7 @@ pub fn handle_of(object: &Arc<TypeObject>) -> Option<Datatype> {
 }
 
 /// The datatype for these arguments, which consists of one element of `of`.
-fn provide(combiner: c_int, arguments: Vec<c_int>, of: u32) -> Result<Datatype> {
+fn provide(combiner: c_int, arguments: Vec<c_int>, of: Datatype) -> Result<Datatype> {
     let mut all = all();
     let known = all
         .iter()
@@ -63,7 +59,7 @@ fn provide(combiner: c_int, arguments: Vec<c_int>, of: u32) -> Result<Datatype> 
     if let Some(asked) = known {
         return Ok(asked.handle);
     }
-    let of = datatype::get(Datatype(of as c_int))?;
+    let of = datatype::get(of)?;
     let object = Arc::new(datatype::construct::of_fortran(&of, combiner, arguments.clone()));
     let handle = datatype::insert(object.clone());
     all.push(Asked {
@@ -76,7 +72,7 @@ fn provide(combiner: c_int, arguments: Vec<c_int>, of: u32) -> Result<Datatype> 
 }
 
 /// The first real datatype with this precision and range; `MPI_UNDEFINED` asks for any.
-fn real(precision: c_int, range: c_int) -> Result<(c_int, c_int, u32, u32)> {
+fn real(precision: c_int, range: c_int) -> Result<(c_int, c_int, &'static str, &'static str)> {
     let any = |asked: c_int| if asked == UNDEFINED { 0 } else { asked };
     let found = REALS
         .into_iter()
@@ -90,23 +86,8 @@ fn real(precision: c_int, range: c_int) -> Result<(c_int, c_int, u32, u32)> {
     }
 }
 
-/// `MPI_F_STATUS_IGNORE` and the like: pointers that programs compare with.
-macro_rules! ignored {
-    ($($name:literal $marker:ident $place:ident)*) => { $(
-        static $place: c_int = 0;
-        #[unsafe(export_name = $name)]
-        pub static $marker: Marker = Marker::to(&$place);
-    )* };
-}
-
-ignored! {
-    "MPI_F_STATUS_IGNORE" STATUS_MARKER STATUS
-    "MPI_F_STATUSES_IGNORE" STATUSES_MARKER STATUSES
-    "MPI_F08_STATUS_IGNORE" STATUS_08_MARKER STATUS_08
-    "MPI_F08_STATUSES_IGNORE" STATUSES_08_MARKER STATUSES_08
-}
-
-/// Conversions of statuses: all forms have the same words.
+/// Conversions of statuses, which the standard has for Fortran alone: all forms have the same words.
+#[cfg(face = "mpich")]
 macro_rules! statuses {
     ($($name:ident)*) => { mpi! { $(
         fn $name (from: Out<Status>, to: Out<Status>) [()] {
@@ -116,6 +97,7 @@ macro_rules! statuses {
     )* } };
 }
 
+#[cfg(face = "mpich")]
 statuses! {
     MPI_Status_c2f08
     MPI_Status_f082c
@@ -126,13 +108,13 @@ statuses! {
 mpi! {
     fn MPI_Type_create_f90_real (precision: c_int, range: c_int, new: Out<Datatype>) [()] {
         let (.., of, _) = real(precision, range)?;
-        new.check()?.set(provide(REAL, vec![precision, range], of)?);
+        new.check()?.set(provide(combiner::F90_REAL, vec![precision, range], datatype::named(of)?)?);
         Ok(())
     }
 
     fn MPI_Type_create_f90_complex (precision: c_int, range: c_int, new: Out<Datatype>) [()] {
         let (.., of) = real(precision, range)?;
-        new.check()?.set(provide(COMPLEX, vec![precision, range], of)?);
+        new.check()?.set(provide(combiner::F90_COMPLEX, vec![precision, range], datatype::named(of)?)?);
         Ok(())
     }
 
@@ -141,7 +123,7 @@ mpi! {
         let (_, of) = found.ok_or_else(|| {
             Error::new(class::ARG, format!("there is no integer datatype with {range} digits"))
         })?;
-        new.check()?.set(provide(INTEGER, vec![range], of)?);
+        new.check()?.set(provide(combiner::F90_INTEGER, vec![range], datatype::named(of)?)?);
         Ok(())
     }
 

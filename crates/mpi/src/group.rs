@@ -8,6 +8,7 @@ use crate::communicator;
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::handle::{Comm, Group, PROC_NULL, Table, UNDEFINED};
+use crate::interface::comparison::{IDENT, SIMILAR, UNEQUAL};
 use crate::pointer::{In, Out};
 
 /// The ranks of a group, as ranks of the world.
@@ -16,10 +17,6 @@ pub type Members = Arc<[u32]>;
 struct GroupObject(Members);
 
 static GROUPS: Table<GroupObject> = Table::new(2);
-
-const IDENT: c_int = 0;
-const SIMILAR: c_int = 2;
-const UNEQUAL: c_int = 3;
 
 pub fn get(group: Group) -> Result<Members> {
     if group == Group::EMPTY {

@@ -1,11 +1,14 @@
-//! Handles with MPICH's values, and the tables of objects behind them.
+//! Handles, and the tables of objects behind them.
 //!
-//! The two highest bits of a handle say whether its object is predefined (1) or made at run time (2), the next four what
-//! it is, and the rest its number. The values are those of MPICH's `mpi.h`.
+//! In the handle of an object that is made at run time, the bits above the lowest 26 say what it is, as in MPICH: the two
+//! highest are those of [`interface::DYNAMIC`], and the next four are the kind. The rest is its number.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::interface::{self, Number};
+pub use crate::interface::{ANY_SOURCE, ANY_TAG, PROC_NULL, ROOT, UNDEFINED};
 
 /// `MPI_Aint`.
 pub type Aint = isize;
@@ -15,83 +18,73 @@ pub type Count = i64;
 pub type Offset = i64;
 
 macro_rules! handles {
-    ($( $(#[$meta:meta])* $name:ident null $null:literal )*) => { $(
+    ($( $(#[$meta:meta])* $name:ident($number:ty) null $null:ident )*) => { $(
         $(#[$meta])*
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[repr(transparent)]
-        pub struct $name(pub c_int);
+        pub struct $name(pub $number);
 
         impl $name {
-            pub const NULL: Self = Self($null);
+            pub const NULL: Self = Self(interface::$null);
         }
     )* };
 }
 
 handles! {
     /// `MPI_Comm`.
-    Comm null 0x0400_0000
+    Comm(Number) null COMM_NULL
     /// `MPI_Group`.
-    Group null 0x0800_0000
+    Group(Number) null GROUP_NULL
     /// `MPI_Datatype`.
-    Datatype null 0x0c00_0000
+    Datatype(Number) null DATATYPE_NULL
     /// `MPI_Errhandler`.
-    Errhandler null 0x1400_0000
+    Errhandler(Number) null ERRHANDLER_NULL
     /// `MPI_Op`.
-    Op null 0x1800_0000
+    Op(Number) null OP_NULL
     /// `MPI_Info`.
-    Info null 0x1c00_0000
+    Info(Number) null INFO_NULL
     /// `MPI_Win`.
-    Win null 0x2000_0000
+    Win(Number) null WIN_NULL
     /// `MPI_Request`.
-    Request null 0x2c00_0000
+    Request(Number) null REQUEST_NULL
     /// `MPI_Message`.
-    Message null 0x2c00_0000
+    Message(Number) null MESSAGE_NULL
     /// `MPI_Session`.
-    Session null 0x3800_0000
+    Session(Number) null SESSION_NULL
     /// A key of attributes.
-    Keyval null 0x2400_0000
+    Keyval(c_int) null KEYVAL_INVALID
+    /// `MPI_File`: a pointer in both interfaces.
+    File(usize) null FILE_NULL
 }
 
-/// `MPI_File`: a pointer in MPICH.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[repr(transparent)]
-pub struct File(pub usize);
-
 impl Comm {
-    pub const WORLD: Self = Self(0x4400_0000);
-    pub const SELF: Self = Self(0x4400_0001);
+    pub const WORLD: Self = Self(interface::COMM_WORLD);
+    pub const SELF: Self = Self(interface::COMM_SELF);
 }
 
 impl Group {
-    pub const EMPTY: Self = Self(0x4800_0000);
+    pub const EMPTY: Self = Self(interface::GROUP_EMPTY);
 }
 
 impl Message {
     /// `MPI_MESSAGE_NO_PROC`.
-    pub const NO_PROC: Self = Self(0x6c00_0000);
+    pub const NO_PROC: Self = Self(interface::MESSAGE_NO_PROC);
 }
 
 impl Errhandler {
-    pub const FATAL: Self = Self(0x5400_0000);
-    pub const RETURN: Self = Self(0x5400_0001);
-    pub const ABORT: Self = Self(0x5400_0003);
+    pub const FATAL: Self = Self(interface::ERRORS_ARE_FATAL);
+    pub const RETURN: Self = Self(interface::ERRORS_RETURN);
+    pub const ABORT: Self = Self(interface::ERRORS_ABORT);
 }
 
 impl Info {
     /// `MPI_INFO_ENV`.
-    pub const ENV: Self = Self(0x5c00_0001);
+    pub const ENV: Self = Self(interface::INFO_ENV);
 }
-
-/// Special ranks and tags, and other numbers of MPICH.
-pub const PROC_NULL: c_int = -1;
-pub const ANY_SOURCE: c_int = -2;
-pub const ROOT: c_int = -3;
-pub const ANY_TAG: c_int = -1;
-pub const UNDEFINED: c_int = -32766;
 
 /// Freed numbers wait until this many are free, so that a stale handle is found out.
 const MIN_FREE: usize = 64;
-const NUMBER: c_int = 0x03ff_ffff;
+const NUMBER: Number = 0x03ff_ffff;
 
 /// Objects made at run time, by handle.
 pub struct Table<T: ?Sized> {
@@ -110,7 +103,7 @@ struct Slots<T: ?Sized> {
 }
 
 impl<T: ?Sized> Table<T> {
-    /// An empty table. `kind` is the number of the kind of object in MPICH's handles.
+    /// An empty table. `kind` is the number of the kind of object in handles.
     pub const fn new(kind: u32) -> Self {
         Self::starting(kind, 0)
     }
@@ -118,7 +111,7 @@ impl<T: ?Sized> Table<T> {
     /// As [`Table::new`], with the number of the first object.
     pub const fn starting(kind: u32, first: usize) -> Self {
         Self {
-            base: 0x8000_0000 | kind << 26,
+            base: interface::DYNAMIC | kind << 26,
             first,
             slots: RwLock::new(Slots {
                 start: first,
@@ -128,7 +121,7 @@ impl<T: ?Sized> Table<T> {
         }
     }
 
-    pub fn insert(&self, object: Arc<T>) -> c_int {
+    pub fn insert(&self, object: Arc<T>) -> Number {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let number = match slots.free.len() > MIN_FREE {
             true => slots.free.pop_front(),
@@ -144,23 +137,23 @@ impl<T: ?Sized> Table<T> {
                 slots.all.len() - 1
             }
         };
-        (self.base | (slots.start + number) as u32) as c_int
+        (self.base | (slots.start + number) as u32) as Number
     }
 
     /// The slot of a handle.
-    fn number(&self, slots: &Slots<T>, handle: c_int) -> Option<usize> {
-        match handle & !NUMBER == self.base as c_int {
+    fn number(&self, slots: &Slots<T>, handle: Number) -> Option<usize> {
+        match handle & !NUMBER == self.base as Number {
             true => ((handle & NUMBER) as usize).checked_sub(slots.start),
             false => None,
         }
     }
 
-    pub fn get(&self, handle: c_int) -> Option<Arc<T>> {
+    pub fn get(&self, handle: Number) -> Option<Arc<T>> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
         slots.all.get(self.number(&slots, handle)?)?.clone()
     }
 
-    pub fn remove(&self, handle: c_int) -> Option<Arc<T>> {
+    pub fn remove(&self, handle: Number) -> Option<Arc<T>> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let number = self.number(&slots, handle)?;
         let object = slots.all.get_mut(number)?.take()?;

@@ -1,4 +1,4 @@
-//! Handles as integers, for Fortran and for other languages. They are integers already, but for files.
+//! Handles as integers, for Fortran and for other languages. They have no more than 32 bits, whatever their type.
 
 use std::ffi::c_int;
 

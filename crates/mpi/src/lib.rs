@@ -1,8 +1,10 @@
-//! MPI over Dayfly's groups: the library `libmpi.so.12` with the binary interface of MPICH. Programs that were linked
-//! with MPICH, Intel MPI or MVAPICH, and mpi4py's wheels, run with it unmodified.
+//! MPI over Dayfly's groups. As the crate `dayfly-mpi`, the library `libmpi.so.12` with the binary interface of MPICH:
+//! programs that were linked with MPICH, Intel MPI or MVAPICH, and mpi4py's wheels, run with it unmodified. As the crate
+//! `dayfly-mpi-abi`, the library `libmpi_abi.so.1` with the binary interface of the MPI standard.
 //!
 //! - [`face`] makes the symbols: every function is one entry of a table that the modules hold by subject.
-//! - [`handle`], [`pointer`], [`status`] and [`error`] are the types of the interface, with MPICH's values.
+//! - [`interface`] has the values by which the two binary interfaces differ. Nothing else depends on which one it is.
+//! - [`handle`], [`pointer`], [`status`] and [`error`] are the types of the interface.
 //! - [`state`] is initialisation: the world is the group of the invitation in the environment, or this process alone.
 //! - [`communicator`], [`comm_create`], [`group`], [`attribute`], [`info`], [`errhandler`], [`topology`].
 //! - [`datatype`] and [`pack`]: where elements lie in memory.
@@ -13,8 +15,10 @@
 //! - [`tools`] is the interface for tools.
 //! - [`deprecated`], [`fortran`] and [`extension`] are what the standard has removed, what it has for Fortran, and what
 //!   MPICH has beside it.
+//! - [`abi`] is what programs ask of the binary interface itself.
 //! - [`unsupported`] lists what is refused.
 
+mod abi;
 mod attribute;
 mod buffers;
 mod collective;
@@ -24,6 +28,7 @@ mod datatype;
 mod deprecated;
 mod errhandler;
 mod error;
+#[cfg(face = "mpich")]
 mod extension;
 mod face;
 mod file;
@@ -33,6 +38,7 @@ mod handle;
 mod info;
 mod inherited;
 mod integer;
+mod interface;
 mod long_double;
 mod op;
 mod pack;

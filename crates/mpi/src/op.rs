@@ -9,6 +9,7 @@ use crate::datatype::{self, Kind, TypeObject, count_of};
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::handle::{Count, Datatype, Op, Table};
+use crate::interface::OPERATIONS;
 use crate::long_double;
 use crate::pointer::{Buffer, Out};
 
@@ -30,12 +31,20 @@ struct OpObject {
 
 static OPS: Table<OpObject> = Table::new(6);
 
-const FIRST: c_int = 0x5800_0001;
-const LAST: c_int = 0x5800_000e;
+/// `MPI_REPLACE`.
+pub const REPLACE: Op = Op(OPERATIONS[12]);
+/// `MPI_NO_OP`.
+pub const NO_OP: Op = Op(OPERATIONS[13]);
 
-/// The engine's operation with this number of MPICH's; `None` for those of windows only.
+/// Whether an operation is predefined.
+pub fn is_predefined(op: Op) -> bool {
+    OPERATIONS.contains(&op.0)
+}
+
+/// The engine's operation of a predefined one; `None` for those of windows only, and for others.
 fn builtin(op: Op) -> Option<Operation> {
-    Some(match op.0 - FIRST {
+    let place = OPERATIONS.iter().position(|number| *number == op.0)?;
+    Some(match place {
         0 => Operation::Max,
         1 => Operation::Min,
         2 => Operation::Sum,
@@ -69,7 +78,7 @@ pub struct Reduction {
 
 /// How the engine reduces elements of a datatype.
 pub fn reduction(op: Op, handle: Datatype, of: &Arc<TypeObject>) -> Result<Reduction> {
-    if (FIRST..=LAST).contains(&op.0) {
+    if is_predefined(op) {
         let wrong = || {
             let text = format!("the operation is not defined for {}", of.name());
             Error::new(class::OP, text)
@@ -169,8 +178,8 @@ mpi! {
     }
 
     fn MPI_Op_commutative (op: Op, flag: Out<c_int>) [()] {
-        let commutative = match (FIRST..=LAST).contains(&op.0) {
-            true => op.0 != LAST - 1,
+        let commutative = match is_predefined(op) {
+            true => op != REPLACE,
             false => get(op)?.commutative,
         };
         flag.check()?.set(commutative.into());
@@ -179,9 +188,8 @@ mpi! {
 
     fn MPI_Reduce_local / MPI_Reduce_local_c (left: Buffer, right: Buffer, count: N, of: Datatype, op: Op) [()] {
         let (handle, of, count) = (of, datatype::get(of)?, count_of(count as Count)?);
-        const REPLACE: c_int = LAST - 1;
-        match op.0 {
-            LAST => return Ok(()),
+        match op {
+            NO_OP => return Ok(()),
             REPLACE => {
                 let mut packed = vec![0; of.bytes(count)?];
                 of.pack(left, count, &mut packed);

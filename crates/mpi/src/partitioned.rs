@@ -116,8 +116,7 @@ impl Layout {
 
     /// Where a part begins.
     fn place(&self, part: usize) -> Buffer {
-        self.buffer
-            .offset((part * self.count) as isize * self.of.extent)
+        self.buffer.offset((part * self.count) as isize * self.of.extent)
     }
 
     /// Bytes of the whole message.
@@ -415,7 +414,12 @@ impl Receiver {
             let Some(outcome) = turn.take(operation) else {
                 return false;
             };
-            let broken = || Error::new(class::INTERN, "a rank announced a partitioned message that makes no sense");
+            let broken = || {
+                Error::new(
+                    class::INTERN,
+                    "a rank announced a partitioned message that makes no sense",
+                )
+            };
             let found = outcome.map_err(Error::from);
             let found = found.and_then(|_| Announcement::from_bytes(&bytes[..]).ok_or_else(broken));
             state.sender = found.map_or_else(Known::Failed, Known::Announced);
@@ -462,9 +466,7 @@ impl Receiver {
         let start = match dense {
             true => self.layout.buffer.offset(self.layout.of.true_lower).start(),
             false => {
-                let (packed, _) = run
-                    .packed
-                    .insert((vec![0; length], vec![false; self.layout.parts]));
+                let (packed, _) = run.packed.insert((vec![0; length], vec![false; self.layout.parts]));
                 packed.as_mut_ptr()
             }
         };
@@ -510,7 +512,11 @@ impl Receiver {
                 if !done[part] && run.has_part(part, of, &self.layout) {
                     done[part] = true;
                     let Layout { of, count, bytes, .. } = &self.layout;
-                    of.unpack(&packed[part * bytes..(part + 1) * bytes], self.layout.place(part), *count);
+                    of.unpack(
+                        &packed[part * bytes..(part + 1) * bytes],
+                        self.layout.place(part),
+                        *count,
+                    );
                 }
             }
             run.packed = Some((packed, done));

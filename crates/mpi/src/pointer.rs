@@ -6,6 +6,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use crate::error::{Error, Result, class};
+use crate::interface;
 
 /// Where a function writes a value or an array. NULL discards what is written.
 #[derive(Clone, Copy)]
@@ -100,7 +101,7 @@ impl Buffer {
 
     /// `MPI_IN_PLACE`.
     pub fn is_in_place(self) -> bool {
-        self.0 as isize == -1
+        self.0 as isize == interface::IN_PLACE
     }
 
     pub fn is_null(self) -> bool {

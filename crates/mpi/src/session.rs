@@ -1,7 +1,7 @@
 //! Sessions: the same world without `MPI_COMM_WORLD`. A session has the groups of the world and of this process.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::buffers::{self, Owner};
@@ -12,11 +12,12 @@ use crate::face::mpi;
 use crate::group;
 use crate::handle::{Comm, Errhandler, Group, Info, Session, Table};
 use crate::info;
+use crate::interface::AtomicNumber;
 use crate::pointer::{Out, Text, TextOut};
 use crate::state;
 
 struct SessionObject {
-    handler: AtomicI32,
+    handler: AtomicNumber,
     info: Mutex<Vec<(String, String)>>,
 }
 
@@ -74,7 +75,7 @@ mpi! {
         let handler = errhandler::check(handler)?;
         state::begin_session()?;
         session.check()?.set(Session(SESSIONS.insert(Arc::new(SessionObject {
-            handler: AtomicI32::new(handler.0),
+            handler: AtomicNumber::new(handler.0),
             info: Mutex::new(pairs),
         }))));
         Ok(())

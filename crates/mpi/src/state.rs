@@ -18,6 +18,7 @@ use crate::communicator::{self, Communicators};
 use crate::error::{Error, Result, class};
 use crate::face::{mpi, mpi_value};
 use crate::handle::{Comm, Errhandler, Info};
+use crate::interface::{self, RUN};
 use crate::pointer::{Buffer, Out, TextOut};
 use crate::{attribute, buffers, errhandler, error, file, info, inherited, probe, request, session, window};
 
@@ -25,8 +26,6 @@ use crate::{attribute, buffers, errhandler, error, file, info, inherited, probe,
 /// the world's is 0.
 const SELF_CONTEXT: u32 = 1;
 const CONTROL_CONTEXT: u32 = 2;
-/// Run of the invitation's group that MPI joins. A process may join the group itself too, as `dayfly.groups` does.
-const RUN: &str = "mpi";
 
 /// What lives from initialisation to the end.
 pub struct Instance {
@@ -48,8 +47,6 @@ static LEVEL: AtomicI32 = AtomicI32::new(0);
 static MAIN: Mutex<Option<ThreadId>> = Mutex::new(None);
 /// Error handlers of `MPI_COMM_WORLD` and `MPI_COMM_SELF` while there is no instance: those that they had at the end.
 static HANDLERS: Mutex<[Errhandler; 2]> = Mutex::new([Errhandler::FATAL; 2]);
-
-const THREAD_MULTIPLE: c_int = 3;
 
 /// The instance, between initialisation and the end.
 pub fn instance() -> Result<Arc<Instance>> {
@@ -96,7 +93,7 @@ fn initialize(required: c_int) -> Result<c_int> {
     } else {
         return Err(Error::new(class::OTHER, "MPI_Init was called already"));
     }
-    let level = required.clamp(0, THREAD_MULTIPLE);
+    let level = required.clamp(interface::thread::SINGLE, interface::thread::MULTIPLE);
     LEVEL.store(level, Ordering::Release);
     *MAIN.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current().id());
     Ok(level)
@@ -333,21 +330,14 @@ mpi! {
     }
 
     fn MPI_Get_version(version: Out<c_int>, subversion: Out<c_int>) [()] {
-        version.set(4);
-        subversion.set(1);
+        version.set(interface::VERSION[0]);
+        subversion.set(interface::VERSION[1]);
         Ok(())
     }
 
     fn MPI_Get_library_version(text: TextOut, length: Out<c_int>) [()] {
-        let version = concat!("Dayfly ", env!("CARGO_PKG_VERSION"), ", with the binary interface of MPICH");
-        length.set(text.set(version, MAX_LIBRARY_VERSION_STRING)?);
-        Ok(())
-    }
-
-    fn MPI_Abi_get_version(major: Out<c_int>, minor: Out<c_int>) [()] {
-        // This face is not the standard's binary interface.
-        major.set(-1);
-        minor.set(-1);
+        let version = concat!("Dayfly ", env!("CARGO_PKG_VERSION"), ", with the binary interface of ");
+        length.set(text.set(&format!("{version}{}", interface::NAME), MAX_LIBRARY_VERSION_STRING)?);
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! Statuses, in MPICH's layout.
+//! Statuses.
 
 use std::ffi::c_int;
 
@@ -6,21 +6,10 @@ use crate::datatype;
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::handle::{ANY_SOURCE, ANY_TAG, Count, Datatype, PROC_NULL, UNDEFINED};
+pub use crate::interface::Status;
 use crate::pointer::Out;
 
-/// `MPI_Status`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Status {
-    count_low: c_int,
-    /// The upper bits of the count, above one bit for a cancelled operation.
-    count_high_and_cancelled: c_int,
-    source: c_int,
-    tag: c_int,
-    error: c_int,
-}
-
-/// Where a status is written: nowhere for `MPI_STATUS_IGNORE`, which is 1.
+/// Where a status is written: nowhere for `MPI_STATUS_IGNORE`, which is 1 in MPICH and 0 in the standard.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct StatusOut(*mut Status);
@@ -99,11 +88,10 @@ impl Completion {
 impl Status {
     fn of(completion: &Completion) -> Self {
         let mut status = Self {
-            count_low: 0,
             count_high_and_cancelled: completion.cancelled.into(),
             source: completion.source,
             tag: completion.tag,
-            error: 0,
+            ..Self::EMPTY
         };
         status.set_bytes(completion.bytes);
         status

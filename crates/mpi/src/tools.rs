@@ -17,6 +17,7 @@ use dayfly_comm::detached::Turn;
 use crate::error::class;
 use crate::face::mpi_value;
 use crate::handle::Datatype;
+use crate::interface::{Number, thread};
 use crate::pointer::{Out, TextOut};
 use crate::state;
 
@@ -24,14 +25,12 @@ use crate::state;
 type Result<T> = std::result::Result<T, c_int>;
 
 /// `MPI_UNSIGNED_LONG` and `MPI_LONG`, the datatypes of all variables.
-const UNSIGNED_LONG: Datatype = Datatype(0x4c00_0808);
-const LONG: Datatype = Datatype(0x4c00_0807);
-/// `MPI_T_BIND_NO_OBJECT`: no variable belongs to an object.
-const NO_OBJECT: c_int = 9700;
-/// `MPI_T_VERBOSITY_USER_BASIC` and `MPI_T_VERBOSITY_TUNER_BASIC`.
-const USER_BASIC: c_int = 221;
-const TUNER_BASIC: c_int = 224;
-const THREAD_MULTIPLE: c_int = 3;
+const UNSIGNED_LONG: Datatype = in_face(0x4c00_0808, 0x20e);
+const LONG: Datatype = in_face(0x4c00_0807, 0x20a);
+
+const fn in_face(mpich: u32, standard: u32) -> Datatype {
+    Datatype(if cfg!(face = "mpich") { mpich } else { standard } as Number)
+}
 
 /// How often the interface was initialised and not finalized.
 static USERS: Mutex<usize> = Mutex::new(0);
@@ -99,7 +98,7 @@ fn with_engine<T>(act: impl FnOnce(&mut Turn<'_>) -> Result<T>) -> Result<T> {
 mpi_value! {
     fn MPI_T_init_thread(required: c_int, provided: Out<c_int>) -> c_int {
         *users() += 1;
-        provided.set(required.clamp(0, THREAD_MULTIPLE));
+        provided.set(required.clamp(0, thread::MULTIPLE));
         0
     }
 

@@ -9,6 +9,7 @@ use crate::comm_create;
 use crate::communicator::{self, CommObject, get_intra, make};
 use crate::error::{Error, Result, class};
 use crate::handle::{Comm, PROC_NULL, UNDEFINED};
+use crate::interface;
 use crate::pointer::{In, Out};
 
 /// The topology of a communicator.
@@ -137,41 +138,12 @@ fn with_topology(object: &Arc<CommObject>, ranks: c_int, topology: Topology) -> 
     Ok(make(new))
 }
 
-/// Weights that stand for none, by the address of their array.
-static UNWEIGHTED: c_int = 0;
-static NO_WEIGHTS: c_int = 0;
-
-/// A pointer that C programs compare with.
-#[repr(transparent)]
-pub struct Marker(*const c_int);
-
-impl Marker {
-    /// The address of a constant.
-    pub const fn to(constant: &'static c_int) -> Self {
-        Self(constant)
-    }
-
-    pub fn address(&self) -> usize {
-        self.0 as usize
-    }
-}
-
-// SAFETY: it is never written, and what it points to is a constant.
-unsafe impl Sync for Marker {}
-
-/// `MPI_UNWEIGHTED`.
-#[unsafe(export_name = "MPI_UNWEIGHTED")]
-pub static UNWEIGHTED_MARKER: Marker = Marker::to(&UNWEIGHTED);
-/// `MPI_WEIGHTS_EMPTY`.
-#[unsafe(export_name = "MPI_WEIGHTS_EMPTY")]
-pub static NO_WEIGHTS_MARKER: Marker = Marker::to(&NO_WEIGHTS);
-
 fn is_unweighted(weights: In<c_int>) -> bool {
-    weights.address() == UNWEIGHTED_MARKER.address()
+    weights.address() == interface::unweighted()
 }
 
 fn weights_of(weights: In<c_int>, count: usize) -> Result<Vec<c_int>> {
-    match is_unweighted(weights) || weights.address() == NO_WEIGHTS_MARKER.address() {
+    match is_unweighted(weights) || weights.address() == interface::no_weights() {
         true => Ok(vec![1; count]),
         false => Ok(weights.slice(count)?.to_vec()),
     }

@@ -9,7 +9,7 @@ mod sync;
 mod wire;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dayfly_comm::detached::{Detached, Turn};
@@ -19,6 +19,7 @@ use crate::communicator::CommObject;
 use crate::datatype::TypeObject;
 use crate::error::{Error, Result, class};
 use crate::handle::{Table, Win};
+use crate::interface::{self, AtomicNumber};
 use crate::pointer::Buffer;
 use crate::state;
 
@@ -66,7 +67,7 @@ pub struct WindowObject {
     pub flavor: i32,
     /// Values of the predefined attributes, to whose addresses programs get pointers.
     pub values: [i64; 4],
-    pub handler: AtomicI32,
+    pub handler: AtomicNumber,
     pub name: Mutex<String>,
     pub info: Mutex<Vec<(String, String)>>,
     attributes: Attributes,
@@ -180,10 +181,10 @@ fn serve_all(turn: &mut Turn<'_>) {
 
 impl WindowObject {
     pub fn new(comm: Arc<CommObject>, memory: Memory, shared: Vec<SharedPart>, flavor: i32) -> Self {
-        const UNIFIED: i64 = 2;
-        let values = [memory.size as i64, memory.unit as i64, flavor.into(), UNIFIED];
+        let model = interface::window::UNIFIED;
+        let values = [memory.size as i64, memory.unit as i64, flavor.into(), model.into()];
         // Not the communicator's.
-        let handler = AtomicI32::new(crate::handle::Errhandler::FATAL.0);
+        let handler = AtomicNumber::new(crate::handle::Errhandler::FATAL.0);
         Self {
             comm,
             memory,

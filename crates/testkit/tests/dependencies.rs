@@ -30,6 +30,7 @@ const LEVELS: &[(&str, u8)] = &[
     ("dayfly-node", 4),
     ("dayfly-frame", 4),
     ("dayfly-mpi", 4),
+    ("dayfly-mpi-abi", 4),
     ("dayfly-frames-python", 5),
     ("dayfly-bench", 4),
     ("dayfly-cli", 5),

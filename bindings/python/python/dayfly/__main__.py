@@ -22,6 +22,7 @@ def main() -> None:
     )
     config.add_argument("--cmakedir", action="store_true", help="value of dayfly_DIR for CMake's find_package(dayfly)")
     config.add_argument("--pkgconfigdir", action="store_true", help="directory for PKG_CONFIG_PATH")
+    config.add_argument("--mpidir", action="store_true", help="directory of MPI: its libraries, include and bin")
     options = parser.parse_args()
     library = NATIVE / "lib"
     if not (library / "libdayfly.so").is_file():
@@ -35,8 +36,10 @@ def main() -> None:
         flags.append(str(library / "cmake" / "dayfly"))
     if options.pkgconfigdir:
         flags.append(str(library / "pkgconfig"))
+    if options.mpidir:
+        flags.append(str(NATIVE / "mpi"))
     if not flags:
-        config.error("name at least one of --cflags, --libs, --cmakedir and --pkgconfigdir")
+        config.error("name at least one of --cflags, --libs, --cmakedir, --pkgconfigdir and --mpidir")
     print(shlex.join(flags))
 
 

@@ -9,28 +9,9 @@ use crate::attribute;
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::handle::{Aint, Count, Datatype};
+use crate::interface::array::{ORDER_C, ORDER_FORTRAN};
+use crate::interface::combiner;
 use crate::pointer::{In, Out};
-
-/// Combiners, as in MPICH's `mpi.h`.
-pub mod combiner {
-    use std::ffi::c_int;
-
-    pub const DUP: c_int = 2;
-    pub const CONTIGUOUS: c_int = 3;
-    pub const VECTOR: c_int = 4;
-    pub const HVECTOR: c_int = 6;
-    pub const INDEXED: c_int = 7;
-    pub const HINDEXED: c_int = 9;
-    pub const INDEXED_BLOCK: c_int = 10;
-    pub const STRUCT: c_int = 12;
-    pub const SUBARRAY: c_int = 13;
-    pub const DARRAY: c_int = 14;
-    pub const RESIZED: c_int = 18;
-    pub const HINDEXED_BLOCK: c_int = 19;
-}
-
-pub const ORDER_C: c_int = 56;
-pub const ORDER_FORTRAN: c_int = 57;
 
 /// Numbers of a call with their places in the recipe: calls with large counts keep all in `counts`.
 #[derive(Default)]

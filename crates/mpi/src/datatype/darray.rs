@@ -3,17 +3,14 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use super::construct::{Numbers, ORDER_C, ORDER_FORTRAN, combiner, resized, step};
+use super::construct::{Numbers, resized, step};
 use super::{Part, TypeObject, count_of, get, make};
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::handle::{Count, Datatype};
+use crate::interface::array::{BLOCK, CYCLIC, DEFAULT, NONE, ORDER_C, ORDER_FORTRAN};
+use crate::interface::combiner;
 use crate::pointer::{In, Out};
-
-const BLOCK: c_int = 121;
-const CYCLIC: c_int = 122;
-const NONE: c_int = 123;
-const DEFAULT: c_int = -49767;
 
 fn wrong(text: impl Into<String>) -> Error {
     Error::new(class::ARG, text)

@@ -2,10 +2,11 @@
 
 use std::ffi::c_int;
 
-use super::{NAMED, TypeObject, get, handle_of};
+use super::{NAMED, TypeObject, get, handle_of, named};
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::handle::{Aint, Count, Datatype, UNDEFINED};
+use crate::interface::array::{CLASS_COMPLEX, CLASS_INTEGER, CLASS_REAL};
 use crate::pointer::{Out, Text, TextOut};
 
 const MAX_OBJECT_NAME: usize = 128;
@@ -171,20 +172,20 @@ mpi! {
     }
 
     fn MPI_Type_match_size (kind: c_int, size: c_int, datatype: Out<Datatype>) [()] {
-        let handle = match (kind, size) {
-            (1, 4) => 0x4c00_0427,
-            (1, 8) => 0x4c00_0829,
-            (1, 16) => 0x4c00_102b,
-            (2, 1) => 0x4c00_012d,
-            (2, 2) => 0x4c00_022f,
-            (2, 4) => 0x4c00_0430,
-            (2, 8) => 0x4c00_0831,
-            (3, 8) => 0x4c00_0828,
-            (3, 16) => 0x4c00_102a,
-            (3, 32) => 0x4c00_202c,
+        let name = match (kind, size) {
+            (CLASS_REAL, 4) => "MPI_REAL4",
+            (CLASS_REAL, 8) => "MPI_REAL8",
+            (CLASS_REAL, 16) => "MPI_REAL16",
+            (CLASS_INTEGER, 1) => "MPI_INTEGER1",
+            (CLASS_INTEGER, 2) => "MPI_INTEGER2",
+            (CLASS_INTEGER, 4) => "MPI_INTEGER4",
+            (CLASS_INTEGER, 8) => "MPI_INTEGER8",
+            (CLASS_COMPLEX, 8) => "MPI_COMPLEX8",
+            (CLASS_COMPLEX, 16) => "MPI_COMPLEX16",
+            (CLASS_COMPLEX, 32) => "MPI_COMPLEX32",
             _ => return Err(Error::new(class::ARG, format!("there is no such datatype of {size} bytes"))),
         };
-        datatype.check()?.set(Datatype(handle));
+        datatype.check()?.set(named(name)?);
         Ok(())
     }
 }

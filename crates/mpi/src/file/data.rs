@@ -4,6 +4,7 @@ use super::{FileObject, get, lock};
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::handle::{Count, Datatype, File, Offset, Request};
+use crate::interface::file::{READ_ONLY, WRITE_ONLY};
 use crate::point::Data;
 use crate::pointer::{Buffer, Out};
 use crate::request::{Active, make};
@@ -18,9 +19,6 @@ enum Place {
     /// At the shared pointer, in the order of the ranks.
     Ordered,
 }
-
-const READ_ONLY: i32 = 2;
-const WRITE_ONLY: i32 = 4;
 
 /// Elements of the view that a transfer of all bytes takes.
 fn elements(file: &FileObject, bytes: usize) -> Offset {

@@ -3,11 +3,11 @@
 use std::ffi::c_int;
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::shared::SharedPointer;
-use super::{FILES, FileObject, View, get, lock};
+use super::{FILES, FileObject, View, get, lock, number_of};
 use crate::communicator::{self, CommObject};
 use crate::datatype;
 use crate::errhandler::{self, FILE_HANDLER};
@@ -16,28 +16,9 @@ use crate::face::mpi;
 use crate::group;
 use crate::handle::{Aint, Comm, Count, Datatype, Errhandler, File, Group, Info, Offset};
 use crate::info;
+use crate::interface::{AtomicNumber, file as mode};
 use crate::pointer::{Buffer, Out, Text, TextOut};
 
-/// Modes, as in MPICH's `mpi.h`.
-mod mode {
-    use std::ffi::c_int;
-
-    pub const CREATE: c_int = 1;
-    pub const READ_ONLY: c_int = 2;
-    pub const WRITE_ONLY: c_int = 4;
-    pub const READ_WRITE: c_int = 8;
-    pub const DELETE_ON_CLOSE: c_int = 16;
-    pub const EXCLUSIVE: c_int = 64;
-    pub const APPEND: c_int = 128;
-    pub const SEQUENTIAL: c_int = 256;
-}
-
-const SEEK_SET: c_int = 600;
-const SEEK_CUR: c_int = 602;
-const SEEK_END: c_int = 604;
-const BYTE: Datatype = Datatype(0x4c00_010d);
-/// `MPI_DISPLACEMENT_CURRENT`.
-const CURRENT: Offset = -54_278_278;
 const MAX_REPRESENTATION: usize = 128;
 
 fn check_mode(given: c_int) -> Result<()> {
@@ -116,10 +97,10 @@ fn open(comm: Comm, name: Text, given: c_int, given_info: Info, handle: Out<File
         mode: given,
         name,
         info: Mutex::new(pairs),
-        view: Mutex::new(View::bytes(datatype::get(BYTE)?)),
+        view: Mutex::new(View::bytes(datatype::get(datatype::named("MPI_BYTE")?)?)),
         position: Mutex::new(position),
         is_atomic: AtomicBool::new(false),
-        handler: AtomicI32::new(FILE_HANDLER.load(Ordering::Acquire)),
+        handler: AtomicNumber::new(FILE_HANDLER.load(Ordering::Acquire)),
         begun: Mutex::new(None),
     };
     if position > 0 && opened.comm.rank() == 0 {
@@ -134,9 +115,9 @@ fn open(comm: Comm, name: Text, given: c_int, given_info: Info, handle: Out<File
 /// An offset by the rules of seeking, in elements of the view.
 fn sought(file: &FileObject, offset: Offset, from: c_int, current: Offset) -> Result<Offset> {
     let base = match from {
-        SEEK_SET => 0,
-        SEEK_CUR => current,
-        SEEK_END => {
+        mode::SEEK_SET => 0,
+        mode::SEEK_CUR => current,
+        mode::SEEK_END => {
             let view = file.view();
             let bytes = view.bytes_within(file.file.metadata()?.len());
             (bytes / view.element.size.max(1) as u64) as Offset
@@ -164,7 +145,7 @@ fn set_view(
             format!("the representation {representation} is not supported"),
         ));
     }
-    let start = if start == CURRENT {
+    let start = if start == mode::DISPLACEMENT_CURRENT {
         lock(&file.view).start
     } else {
         start
@@ -210,11 +191,11 @@ fn size_of_file(size: Offset) -> Result<u64> {
 }
 
 mpi! {
-    fn MPI_File_open (comm: Comm, name: Text, given: c_int, given_info: Info, handle: Out<File>) [File(0)] {
+    fn MPI_File_open (comm: Comm, name: Text, given: c_int, given_info: Info, handle: Out<File>) [File::NULL] {
         open(comm, name, given, given_info, handle)
     }
 
-    fn MPI_File_close (handle: Out<File>) [File(0)] {
+    fn MPI_File_close (handle: Out<File>) [File::NULL] {
         let file = handle.get()?;
         let object = get(file)?;
         object.comm.local()?.barrier()?;
@@ -224,25 +205,25 @@ mpi! {
                 std::fs::remove_file(&object.name)?;
             }
         }
-        FILES.remove(file.0 as u32 as c_int);
-        handle.set(File(0));
+        FILES.remove(number_of(file));
+        handle.set(File::NULL);
         object.comm.local()?.barrier()?;
         Ok(())
     }
 
     fn MPI_Register_datarep (
         name: Text, _read: Buffer, _write: Buffer, _extent: Buffer, _state: Buffer
-    ) [File(0)] {
+    ) [File::NULL] {
         register(name.get()?)
     }
 
     fn MPI_Register_datarep_c (
         name: Text, _read: Buffer, _write: Buffer, _extent: Buffer, _state: Buffer
-    ) [File(0)] {
+    ) [File::NULL] {
         register(name.get()?)
     }
 
-    fn MPI_File_delete (name: Text, _info: Info) [File(0)] {
+    fn MPI_File_delete (name: Text, _info: Info) [File::NULL] {
         Ok(std::fs::remove_file(name.get()?)?)
     }
 
@@ -392,16 +373,16 @@ mpi! {
 
     fn MPI_File_set_errhandler (file: File, handler: Errhandler) [file] {
         let handler = errhandler::check(handler)?;
-        match file.0 {
-            0 => FILE_HANDLER.store(handler.0, Ordering::Release),
+        match file {
+            File::NULL => FILE_HANDLER.store(handler.0, Ordering::Release),
             _ => get(file)?.handler.store(handler.0, Ordering::Release),
         }
         Ok(())
     }
 
     fn MPI_File_get_errhandler (file: File, handler: Out<Errhandler>) [file] {
-        let found = match file.0 {
-            0 => FILE_HANDLER.load(Ordering::Acquire),
+        let found = match file {
+            File::NULL => FILE_HANDLER.load(Ordering::Acquire),
             _ => get(file)?.handler.load(Ordering::Acquire),
         };
         handler.check()?.set(Errhandler(found));

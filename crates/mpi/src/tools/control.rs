@@ -7,14 +7,11 @@ use std::time::Duration;
 
 use dayfly_comm::detached::Turn;
 
-use super::{LONG, NO_OBJECT, Result, TUNER_BASIC, UNSIGNED_LONG, USER_BASIC, entry, place, tool, with_engine, write_text};
+use super::{LONG, Result, UNSIGNED_LONG, entry, place, tool, with_engine, write_text};
 use crate::error::class;
 use crate::handle::Datatype;
+use crate::interface::tool::{BIND_NO_OBJECT, SCOPE_LOCAL, SCOPE_READ_ONLY, TUNER_BASIC, USER_BASIC};
 use crate::pointer::{Buffer, Out, Text, TextOut};
-
-/// `MPI_T_SCOPE_READONLY` and `MPI_T_SCOPE_LOCAL`.
-const READ_ONLY: c_int = 60439;
-const LOCAL: c_int = 60440;
 
 /// A setting. Values have eight bytes.
 pub struct Control {
@@ -36,7 +33,7 @@ pub const CONTROLS: [Control; 3] = [
         text: "Longest duration of one operation in milliseconds; then it fails with MPIX_ERR_TIMEOUT.",
         verbosity: USER_BASIC,
         datatype: UNSIGNED_LONG,
-        scope: LOCAL,
+        scope: SCOPE_LOCAL,
         read: |turn| turn.options().deadline.as_millis() as u64,
         write: |turn, value| {
             turn.set_deadline(Duration::from_millis(value));
@@ -49,7 +46,7 @@ pub const CONTROLS: [Control; 3] = [
                be changed.",
         verbosity: TUNER_BASIC,
         datatype: LONG,
-        scope: LOCAL,
+        scope: SCOPE_LOCAL,
         read: |turn| turn.options().spin.map_or(WITHOUT_END, |spin| spin.as_micros() as u64),
         write: |turn, value| match i64::try_from(value) {
             Ok(_) => turn
@@ -64,7 +61,7 @@ pub const CONTROLS: [Control; 3] = [
                messages until it receives some.",
         verbosity: TUNER_BASIC,
         datatype: UNSIGNED_LONG,
-        scope: READ_ONLY,
+        scope: SCOPE_READ_ONLY,
         read: |turn| turn.options().unexpected_bytes as u64,
         write: |_, _| Err(class::T_CVAR_SET_NEVER),
     },
@@ -123,7 +120,7 @@ tool! {
         // The values have no names.
         values.set(0);
         write_text(control.text, text, text_room);
-        bind.set(NO_OBJECT);
+        bind.set(BIND_NO_OBJECT);
         scope.set(control.scope);
         Ok(())
     }
@@ -161,7 +158,7 @@ tool! {
     fn MPI_T_cvar_write(handle: usize, value: Out<u64>) {
         let control = get(handle)?;
         let value = value.get().map_err(|_| class::T_INVALID)?;
-        if control.scope == READ_ONLY {
+        if control.scope == SCOPE_READ_ONLY {
             return Err(class::T_CVAR_SET_NEVER);
         }
         with_engine(|turn| (control.write)(turn, value))

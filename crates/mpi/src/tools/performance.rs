@@ -6,15 +6,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dayfly_comm::detached::Counters;
 
-use super::{NO_OBJECT, Result, TUNER_BASIC, UNSIGNED_LONG, USER_BASIC, entry, place, tool, with_engine, write_text};
+use super::{Result, UNSIGNED_LONG, entry, place, tool, with_engine, write_text};
 use crate::error::class;
 use crate::handle::Datatype;
+use crate::interface::tool::{BIND_NO_OBJECT, CLASS_COUNTER, CLASS_LEVEL, TUNER_BASIC, USER_BASIC, all_handles};
 use crate::pointer::{Buffer, Out, Text, TextOut};
-
-/// `MPI_T_PVAR_CLASS_LEVEL`: how much of a resource is in use.
-const LEVEL: c_int = 241;
-/// `MPI_T_PVAR_CLASS_COUNTER`: how often something has happened since a tool began to look.
-const COUNTER: c_int = 246;
 
 /// A number. All are read at any time: none is started or stopped.
 pub struct Performance {
@@ -30,7 +26,7 @@ impl Performance {
         Self {
             name,
             text,
-            class: COUNTER,
+            class: CLASS_COUNTER,
             verbosity: USER_BASIC,
             read,
         }
@@ -40,7 +36,7 @@ impl Performance {
         Self {
             name,
             text,
-            class: LEVEL,
+            class: CLASS_LEVEL,
             verbosity: TUNER_BASIC,
             read,
         }
@@ -99,15 +95,8 @@ struct Sessions {
 
 static SESSIONS: Mutex<Option<Sessions>> = Mutex::new(None);
 
-/// Stands for all handles of a session, by its address.
-static ALL_HANDLES: c_int = 0;
-
-/// `MPI_T_PVAR_ALL_HANDLES`.
-#[unsafe(export_name = "MPI_T_PVAR_ALL_HANDLES")]
-pub static ALL_HANDLES_MARKER: crate::topology::Marker = crate::topology::Marker::to(&ALL_HANDLES);
-
 fn is_all(handle: usize) -> bool {
-    handle == ALL_HANDLES_MARKER.address()
+    handle == all_handles()
 }
 
 fn sessions() -> MutexGuard<'static, Option<Sessions>> {
@@ -145,7 +134,7 @@ impl Handle {
 
     /// Makes a counter count on from a value.
     fn write(&mut self, value: u64) -> Result<()> {
-        if self.of.class != COUNTER {
+        if self.of.class != CLASS_COUNTER {
             return Err(class::T_PVAR_NO_WRITE);
         }
         self.base = now(self.of)?.wrapping_sub(value);
@@ -179,8 +168,8 @@ tool! {
         datatype.set(UNSIGNED_LONG);
         values.set(0);
         write_text(performance.text, text, text_room);
-        bind.set(NO_OBJECT);
-        is_read_only.set((performance.class != COUNTER).into());
+        bind.set(BIND_NO_OBJECT);
+        is_read_only.set((performance.class != CLASS_COUNTER).into());
         is_continuous.set(1);
         is_atomic.set(0);
         Ok(())
@@ -220,7 +209,7 @@ tool! {
         let of = entry(&PERFORMANCES, index)?;
         let handle = place(handle)?;
         // Outside of a group, a counter begins with the first group.
-        let base = if of.class == COUNTER { now(of).unwrap_or(0) } else { 0 };
+        let base = if of.class == CLASS_COUNTER { now(of).unwrap_or(0) } else { 0 };
         let mut sessions = sessions();
         let sessions = sessions.get_or_insert_default();
         sessions.next += 1;
@@ -261,7 +250,7 @@ tool! {
     fn MPI_T_pvar_reset(session: usize, handle: usize) {
         match is_all(handle) {
             true => with_session(session, |handles| {
-                let mut counters = handles.values_mut().filter(|handle| handle.of.class == COUNTER);
+                let mut counters = handles.values_mut().filter(|handle| handle.of.class == CLASS_COUNTER);
                 counters.try_for_each(|handle| handle.write(0))
             }),
             false => with_handle(session, handle, |handle| handle.write(0)),

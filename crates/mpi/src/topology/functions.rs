@@ -13,14 +13,15 @@ use crate::datatype::count_of;
 use crate::error::{Result, class};
 use crate::face::mpi;
 use crate::handle::{Comm, Info, UNDEFINED};
+use crate::interface::topology as kinds;
 use crate::pointer::{In, Out};
 
 mpi! {
     fn MPI_Topo_test (comm: Comm, kind: Out<c_int>) [comm] {
         kind.check()?.set(match communicator::get(comm)?.topology.get() {
-            Some(Topology::Graph { .. }) => 1,
-            Some(Topology::Grid(_)) => 2,
-            Some(Topology::Distributed { .. }) => 3,
+            Some(Topology::Graph { .. }) => kinds::GRAPH,
+            Some(Topology::Grid(_)) => kinds::CART,
+            Some(Topology::Distributed { .. }) => kinds::DIST_GRAPH,
             None => UNDEFINED,
         });
         Ok(())

@@ -11,16 +11,12 @@ use crate::datatype::{self, TypeObject, count_of};
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::handle::{Aint, Count, Datatype, Op, PROC_NULL, Request as Handle, Win};
-use crate::op::reduction;
+use crate::interface::window::DYNAMIC;
+use crate::op::{self, NO_OP, REPLACE, reduction};
 use crate::pointer::{Buffer, Out};
 use crate::request::{Active, make};
 use crate::state;
 use crate::status::Completion;
-
-pub const REPLACE: Op = Op(0x5800_000d);
-pub const NO_OP: Op = Op(0x5800_000e);
-/// Flavor of windows whose displacements are addresses.
-pub const DYNAMIC: i32 = 3;
 
 /// An access with a request of its own.
 pub struct Pending {
@@ -142,7 +138,7 @@ fn accumulate(kind: Kind, from: &Side, into: &Side, op: Op) -> Result<Request> {
     let leaf = leaf(into)?;
     if !matches!(op, REPLACE | NO_OP) {
         // The operation must be predefined, and defined for the elements.
-        if op.0 as u32 >> 30 != 1 {
+        if !op::is_predefined(op) {
             return Err(Error::new(class::OP, "an accumulation has a predefined operation"));
         }
         reduction(op, leaf, &datatype::get(leaf)?)?;

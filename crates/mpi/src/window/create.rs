@@ -6,7 +6,6 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::access::DYNAMIC;
 use super::{Memory, Owned, SharedPart, WINDOWS, WindowObject, get, register, unregister};
 use crate::attribute;
 use crate::comm_create;
@@ -17,11 +16,9 @@ use crate::face::mpi;
 use crate::group;
 use crate::handle::{Aint, Comm, Errhandler, Group, Info, PROC_NULL, Win};
 use crate::info;
+use crate::interface::window::{ALLOCATE, CREATE, DYNAMIC, SHARED};
 use crate::pointer::{Buffer, Out, Text, TextOut};
 
-const CREATE: i32 = 1;
-const ALLOCATE: i32 = 2;
-const SHARED: i32 = 4;
 const MAX_OBJECT_NAME: usize = 128;
 /// Parts of shared windows begin at multiples of this.
 const PAGE: usize = 4096;

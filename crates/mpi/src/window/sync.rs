@@ -8,11 +8,9 @@ use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::group;
 use crate::handle::{Group, PROC_NULL, Win};
+use crate::interface::window::{LOCK_EXCLUSIVE, LOCK_SHARED};
 use crate::pointer::Out;
 use crate::state;
-
-const EXCLUSIVE: c_int = 234;
-const SHARED: c_int = 235;
 
 impl WindowObject {
     /// Waits until accesses to one rank, or to all, have ended.
@@ -118,8 +116,8 @@ mpi! {
     fn MPI_Win_lock (kind: c_int, rank: c_int, _assert: c_int, win: Win) [win] {
         let window = get(win)?;
         let kind = match kind {
-            EXCLUSIVE => Kind::LockExclusive,
-            SHARED => Kind::Lock,
+            LOCK_EXCLUSIVE => Kind::LockExclusive,
+            LOCK_SHARED => Kind::Lock,
             _ => return Err(Error::new(class::LOCKTYPE, "the lock is neither shared nor exclusive")),
         };
         match window.targets(rank)? {

@@ -1,6 +1,7 @@
 //! The messages of windows: words of eight bytes, then data.
 
 use crate::error::{Error, Result, class};
+use crate::interface::Number;
 
 /// What a rank asks of another one's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,8 +39,8 @@ pub struct Request {
     /// In units of the target's window.
     pub displacement: i64,
     /// Handles of the operation and of the elements' predefined datatype.
-    pub operation: i32,
-    pub element: i32,
+    pub operation: Number,
+    pub element: Number,
     /// Ranges of the target's memory, from the displacement.
     pub runs: Vec<(isize, usize)>,
     pub data: Vec<u8>,
@@ -116,8 +117,8 @@ impl Request {
             kind: kind.ok_or_else(broken)?,
             id: head[1],
             displacement: head[2] as i64,
-            operation: head[3] as i32,
-            element: head[4] as i32,
+            operation: head[3] as Number,
+            element: head[4] as Number,
             runs: runs
                 .chunks_exact(2)
                 .map(|run| (run[0] as isize, run[1] as usize))

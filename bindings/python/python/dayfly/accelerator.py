@@ -430,7 +430,10 @@ class Accelerator:
             comm.Free()
 
     def close(self) -> None:
-        """As `finish`, of this rank alone: without the other ranks, which lose its private node. Idempotent."""
+        """Returns the workers of this rank and ends its private node, without the other ranks. Idempotent.
+
+        The others lose what the node serves, and compute it. Their `finish` waits for this rank.
+        """
         self._is_open = False
         try:
             self._return_workers()

@@ -16,7 +16,7 @@ from processes import HttpServer, RawEcho, cores, end, function_servers, has, li
 
 SIZES = {"1 B": 1, "1 kB": 1_000, "4 kB": 4_000, "64 kB": 64_000, "1 MB": 1_000_000, "5 MB": 5_000_000}
 QUICK_SIZES = {"1 B": 1, "1 MB": 1_000_000}
-WORKERS, QUICK_WORKERS = (1, 2, 4, 8, 16, 32), (1, 4)
+WORKERS, QUICK_WORKERS = (1, 2, 4, 8, 16, 32), (4,)
 OF_WORKERS = {"1 kB": 1_000, "1 MB": 1_000_000}
 RAW, HTTP = "raw TCP", "HTTP function server"
 

@@ -200,7 +200,7 @@ def measure_thumbnails(ways: Ways, quick: bool) -> list[dict[str, Any]]:
     found = []
     for given, size in chosen(THUMBNAIL_BYTES, quick):
         picture = near(photo, size, 512 if size < 1_000_000 else 3000)
-        count = 8 if quick else 120 if size < 1_000_000 else 12
+        count = 4 if quick else 120 if size < 1_000_000 else 12
         note(f"thumbnails of {count} photographs of {len(picture)} bytes")
         found += _thumbnails(ways, given, [picture] * count).rows(6 if quick else 12, ways.workers)
     return found

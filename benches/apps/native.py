@@ -171,7 +171,7 @@ APPLICATIONS = [
     ),
     Application(
         name="scan",
-        size=150,
+        size=300,
         quick_size=45,
         paper="no figure; the width of the graph decides",
         model=lambda n, _: {"calls": 2, "bytes_each": 0, "bytes_divided": 2 * 8 * 64 * 64 * n, "share": scanned},

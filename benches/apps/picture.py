@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
-WIDTH, LEFT, RIGHT, TOP, STEP = 1280, 560, 1120, 96, 26
+WIDTH, LEFT, RIGHT, TOP, STEP = 1280, 600, 1120, 96, 26
 INK, FAINT, GRID = "#1f2933", "#616e7c", "#e4e7eb"
 #: Ours is faster, slower, or neither with certainty; distinct for any colour vision.
 FASTER, SLOWER, EVEN = "#0072B2", "#D55E00", "#7b8794"
@@ -54,7 +54,7 @@ def draw(rows: Sequence[dict[str, Any]], subtitle: str) -> str:
         name = " ".join(str(part) for part in (row["app"], row.get("input", ""), "·", row["ours"], "/", row["against"]))
         one, to = sorted((x(1.0), x(row["speedup"])))
         parts += [
-            f'<text x="{LEFT - 12}" y="{middle + 4:.1f}" text-anchor="end">{escape(name)}</text>',
+            f'<text x="{LEFT - 12}" y="{middle + 4:.1f}" text-anchor="end" font-size="12">{escape(name)}</text>',
             f'<rect x="{one:.1f}" y="{middle - 8:.1f}" width="{max(to - one, 1):.1f}" height="16" '
             f'fill="{colour(row)}"/>',
             f'<line x1="{x(row["low"]):.1f}" y1="{middle:.1f}" x2="{x(row["high"]):.1f}" y2="{middle:.1f}" '

@@ -72,10 +72,7 @@ pub struct Engine {
     departed: Vec<bool>,
     /// Whether any failure is known that makes operations fail.
     has_failures: bool,
-    lost_seen: u64,
-    /// Number of polls, and when they last found a check for failures due.
-    polls: u32,
-    checked: u64,
+    checks: wait::FailureChecks,
     oversubscribed: bool,
     /// Whether new transports must expect that the other rank sleeps.
     peers_sleep: bool,
@@ -119,9 +116,7 @@ impl Engine {
             lost,
             departed: vec![false; size as usize],
             has_failures: false,
-            lost_seen: 0,
-            polls: 0,
-            checked: 0,
+            checks: wait::FailureChecks::default(),
             scratch: Vec::new(),
             sends: 0,
             options,

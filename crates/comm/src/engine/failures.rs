@@ -118,8 +118,8 @@ impl Engine {
             }
         }
         let lost = self.lost.count();
-        if lost != self.lost_seen {
-            self.lost_seen = lost;
+        if lost != self.checks.lost_seen {
+            self.checks.lost_seen = lost;
             self.has_failures = true;
             self.matching.lift_limit();
             for (peer, _) in self.lost.all() {

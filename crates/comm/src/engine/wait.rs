@@ -44,6 +44,16 @@ impl WaitState {
     }
 }
 
+/// What checks for failures remember.
+#[derive(Debug, Default)]
+pub struct FailureChecks {
+    /// Number of lost ranks that the last check has seen.
+    pub lost_seen: u64,
+    polls: u32,
+    /// When polls last found a check due.
+    checked: u64,
+}
+
 impl EngineGuard<'_> {
     /// Moves bytes; without any, waits a little as the options say. Returns an error after the deadline.
     #[inline]
@@ -103,8 +113,8 @@ impl Engine {
     /// Counts a poll. Once in a while it checks for failures, because a program may test and never wait.
     #[inline]
     pub fn count_poll(&mut self) {
-        self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(POLLS) {
+        self.checks.polls = self.checks.polls.wrapping_add(1);
+        if self.checks.polls.is_multiple_of(POLLS) {
             self.check_if_due();
         }
     }
@@ -112,8 +122,8 @@ impl Engine {
     #[cold]
     fn check_if_due(&mut self) {
         let now = ticks();
-        if now.wrapping_sub(self.checked) >= ticks_of_us(TICK_US) {
-            self.checked = now;
+        if now.wrapping_sub(self.checks.checked) >= ticks_of_us(TICK_US) {
+            self.checks.checked = now;
             self.check_for_failures();
         }
     }

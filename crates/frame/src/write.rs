@@ -43,6 +43,9 @@ pub struct Output {
     pub partition_by: Vec<String>,
     /// The format of the files.
     pub format: Format,
+    /// What names this write, if it may run several times: a run takes the place of earlier ones that were lost, whose
+    /// files may be in the directory. Letters and digits.
+    pub id: Option<String>,
 }
 
 /// Where the rows of one run go.
@@ -60,11 +63,10 @@ pub struct Target {
 /// Of a directory with something in it, of columns that the format cannot hold, of a partition column that is not there
 /// or the only one, and of the query. Files that the run has written are removed then.
 pub async fn write(context: &SessionContext, frame: DataFrame, output: &Output) -> QueryResult<Manifest> {
-    let directory = &output.directory;
-    let url = ListingTableUrl::parse(format!("{}/", directory.trim_end_matches('/')))?;
+    let url = ListingTableUrl::parse(format!("{}/", output.directory.trim_end_matches('/')))?;
     let store = context.runtime_env().object_store(url.object_store())?;
-    if store.list(Some(url.prefix())).next().await.transpose()?.is_some() {
-        return plan_err!("the directory {directory} has something in it: write into one that is empty or not there");
+    if let Some(manifest) = earlier(context, store.as_ref(), &url, output).await? {
+        return Ok(manifest);
     }
     let schema = Arc::new(frame.schema().as_arrow().clone());
     let columns = manifest::partition_columns(&schema, &output.partition_by)?;
@@ -73,7 +75,10 @@ pub async fn write(context: &SessionContext, frame: DataFrame, output: &Output) 
             directory: url.as_str().to_owned(),
             ..output.clone()
         },
-        run: Uuid::new_v4().simple().to_string(),
+        run: match &output.id {
+            Some(id) => format!("{id}-{}", Uuid::new_v4().simple()),
+            None => Uuid::new_v4().simple().to_string(),
+        },
     };
     output.format.check(&target.columns(&schema)?)?;
     let written = match written(context, frame, target.clone()).await {
@@ -94,9 +99,10 @@ pub async fn write(context: &SessionContext, frame: DataFrame, output: &Output) 
         }
     };
     let config = context.copied_config();
-    if config.get_extension::<Recovering>().is_some() || config.get_extension::<ByInput>().is_some() {
-        // Runs of tasks that were lost have left theirs.
-        remove_run(store.as_ref(), &url, &target.run, &files).await;
+    let has_lost_tasks = config.get_extension::<Recovering>().is_some() || config.get_extension::<ByInput>().is_some();
+    if has_lost_tasks || output.id.is_some() {
+        // Runs that were lost have left theirs.
+        remove_run(store.as_ref(), &url, output.id.as_ref().unwrap_or(&target.run), &files).await;
     }
     let manifest = Manifest {
         run: target.run,
@@ -107,6 +113,42 @@ pub async fn write(context: &SessionContext, frame: DataFrame, output: &Output) 
     let path = url.prefix().clone().join(MANIFEST);
     store.put(&path, manifest.to_json()?.into()).await?;
     Ok(manifest)
+}
+
+/// The manifest of an earlier run of this write, if one has ended.
+///
+/// # Errors
+/// Of a directory with something else in it.
+async fn earlier(
+    context: &SessionContext,
+    store: &dyn ObjectStore,
+    url: &ListingTableUrl,
+    output: &Output,
+) -> QueryResult<Option<Manifest>> {
+    let ours = output.id.as_deref().map(prefix_of);
+    let mut is_there = false;
+    let mut found = store.list(Some(url.prefix()));
+    while let Some(file) = found.next().await.transpose()? {
+        let name = file.location.filename().unwrap_or_default();
+        is_there = true;
+        if name != MANIFEST && !ours.as_ref().is_some_and(|ours| name.starts_with(ours)) {
+            return refused(output);
+        }
+    }
+    let manifest = match is_there {
+        true => read_manifest(context, &output.directory).await?,
+        false => None,
+    };
+    match (manifest, &output.id) {
+        (Some(manifest), Some(id)) if manifest.run.starts_with(&format!("{id}-")) => Ok(Some(manifest)),
+        (Some(_), _) => refused(output),
+        (None, _) => Ok(None),
+    }
+}
+
+fn refused<T>(output: &Output) -> QueryResult<T> {
+    let directory = &output.directory;
+    plan_err!("the directory {directory} has something in it: write into one that is empty or not there")
 }
 
 impl Target {

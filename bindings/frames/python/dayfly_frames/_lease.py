@@ -18,6 +18,7 @@ from dayfly._leases.defaults import Placement
 from dayfly._leases.gang import Gang
 
 from dayfly_frames import _frames
+from dayfly_frames._detach import Detacher
 from dayfly_frames._progress import Progress
 from dayfly_frames._rank import serve
 from dayfly_frames._session import Session
@@ -171,6 +172,7 @@ def open_session(
     # With "tasks" and "auto", queries come here only if no rank is left, or they have failed on those that are left.
     if recover != "none":
         native.on_loss(renew)
+    native.set_detach(Detacher(client, ranks, placement, lease, partition_bytes, stores))
     session = Session(native, end)
     if progress:
         native.set_progress(Progress(session.running))

@@ -21,7 +21,6 @@ ROWS = 20_000
 NUMBERS = pd.DataFrame({"number": range(ROWS), "key": [number % 7 for number in range(ROWS)]})
 NAMES = pd.DataFrame({"key": [1, 2, 3], "name": ["one", "two", "three"]})
 
-#: Ends when the task is on the manager's disk.
 PROGRAM = """
 import sys, dayfly
 from dayfly.frames import col
@@ -29,7 +28,6 @@ from dayfly.frames import col
 with dayfly.connect() as client, client.frames(ranks=2, partition_bytes=1_000) as session:
     frame = session.scan_parquet(sys.argv[1]).filter(col("key") == 3)
     future = frame.write_parquet(sys.argv[2], detach=True)
-    client.task_status(future)
     print(future.id)
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dayfly import Executor, groups
+from dayfly import groups
 
 from dayfly_frames._write import WrittenFile
 
@@ -53,10 +53,12 @@ class Detacher:
     def __call__(
         self, plan: bytes, form: str, directory: str, partition_by: list[str], endpoint: str | None
     ) -> Future[list[list[WrittenFile]]]:
-        """Submits the write of a saved plan.
+        """Submits the write of a saved plan. Returns when the manager has the task on its disk.
 
         Raises:
             dayfly.RequestError: ``not_found`` if there is no such endpoint.
+            dayfly.Error: if the manager refuses the task.
+            TimeoutError: if the manager does not take it within an hour.
         """
         write = Write(
             plan,
@@ -69,8 +71,9 @@ class Detacher:
             self._partition_bytes,
             self._stores,
         )
-        executor = Executor(endpoint, client=self._client, repeatable=True, **self._about)
-        return executor.submit(written, write)
+        batch = self._client.map(written, [write], endpoint=endpoint, repeatable=True, **self._about)
+        future: Future[list[list[WrittenFile]]] = batch.futures[0]
+        return future
 
 
 def written(write: Write) -> list[WrittenFile]:

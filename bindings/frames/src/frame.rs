@@ -361,6 +361,11 @@ impl Frame {
         Ok(Batches::new(self.shared.clone(), runtime, stream))
     }
 
+    /// What the ranks cost in a second.
+    fn price(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.shared.price(py)
+    }
+
     /// What submits a write as a durable task, if the session has a client.
     fn detach(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         self.shared.detach(py)

@@ -39,6 +39,8 @@ pub struct Shared {
     progress: Slot,
     /// Python's function that submits a write as a durable task, if the session has a client.
     detach: Slot,
+    /// What the ranks cost in a second, as a number of Python, if it is known.
+    price: Slot,
     /// Longest duration of a query, where other ranks wait for its end.
     deadline: Option<Duration>,
 }
@@ -70,6 +72,7 @@ impl Shared {
             group: Slot::default(),
             progress: Slot::default(),
             detach: Slot::default(),
+            price: Slot::default(),
             deadline,
         }
     }
@@ -126,6 +129,11 @@ impl Shared {
     pub fn detach(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         self.get(py)?;
         Ok(self.detach.get(py))
+    }
+
+    /// What the ranks cost in a second.
+    pub fn price(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.price.get(py)
     }
 
     /// The session. Fails if it is closed, and in a process that a fork made.
@@ -223,6 +231,11 @@ impl Session {
     /// Has writes that need no client go through this function.
     fn set_detach(&self, detach: Py<PyAny>) {
         self.shared.detach.set(detach);
+    }
+
+    /// Has results say what they cost, by what the ranks cost in a second.
+    fn set_price(&self, price: Py<PyAny>) {
+        self.shared.price.set(price);
     }
 
     /// The seconds and the tasks of each query under way.

@@ -307,7 +307,8 @@ class Frame(Writing):
     def _table(self, call: str, compute: Callable[[], _frames.Table]) -> Table:
         group = self._native.group()
         with self._shown():
-            return Table(compute() if group is None else group.table(call, self._native, compute))
+            table = compute() if group is None else group.table(call, self._native, compute)
+        return Table(table, self._native.price())
 
     def _shown(self) -> AbstractContextManager[None]:
         """Shows the query that runs in a block, if the session was asked to."""

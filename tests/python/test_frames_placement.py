@@ -173,7 +173,7 @@ def test_result_says_what_its_query_took(session, numbers):
 def test_result_says_what_its_query_cost(start, data):
     site = start("up", "--listen", "127.0.0.1:0", "--sandbox", "process")
     site.cli("prices", "--price-computing", "1", "--price-core", "0.5", "--price-allocation", "2")
-    with dayfly.connect(config=site.state) as client, client.frames(ranks=2, memory=1 << 29) as session:
+    with dayfly.connect(config=site.state) as client, client.frames(ranks=2, memory=1 << 30) as session:
         usage = session.scan_parquet(data).group_by("key").agg(count()).collect().usage
-    # Two cores and 2 * 0.5 GiB.
+    # Two cores and 1 GiB.
     assert usage.cost == pytest.approx(usage.seconds * (2 * 1.5 + 1 * 2))

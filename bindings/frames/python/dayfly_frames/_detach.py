@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dayfly._leases.defaults import Placement
 
 #: Arguments of a lease that a task has too.
-SHARED = ("cores", "memory", "gpus", "environment", "image")
+SHARED = ("cores", "gpus", "environment", "image")
 
 
 class Write(NamedTuple):
@@ -46,7 +46,9 @@ class Detacher:
     ) -> None:
         self._client = client
         self._about = {name: lease[name] for name in SHARED if name in lease}
-        self._about |= {"ranks": ranks, "placement": placement}
+        # That of a lease is for all ranks together.
+        memory = lease.get("memory", 0) // ranks
+        self._about |= {"ranks": ranks, "placement": placement, "memory": memory}
         self._partition_bytes = partition_bytes
         self._stores = stores
 
@@ -67,7 +69,7 @@ class Detacher:
             partition_by,
             secrets.token_hex(16),
             max(1, round(float(self._about.get("cores", 1)))),
-            self._about.get("memory") or None,
+            self._about["memory"] or None,
             self._partition_bytes,
             self._stores,
         )

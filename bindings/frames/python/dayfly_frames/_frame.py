@@ -345,19 +345,31 @@ class Frame:
         finally:
             batches.close()
 
-    def persist(self) -> Frame:
+    def persist(self, *, replicas: int = 1) -> Frame:
         """Computes the frame, and keeps its rows in the ranks' memory. Returns a frame that reads them there.
 
         Tasks that read them run on the ranks that have them. The ranks forget the rows when nothing in this process
         refers to the returned frame, or to one made of it, and when the session closes.
 
+        Args:
+            replicas: the number of ranks that have each row. With two, the rows of a lost rank are read from their
+                copies. More than one needs a session with ``recover="tasks"`` or ``recover="auto"``, which goes on with
+                the ranks that are left, and as many ranks. Copies count as memory, like the rows.
+
         Raises:
+            ValueError: if `replicas` is less than 1.
+            dayfly.RequestError: if there are fewer ranks than replicas, or the session does not go on after a loss.
             dayfly.Error: as `collect`; ``out_of_memory`` if the rows do not fit beside what queries use. A query over
-                rows of a rank that was lost raises ``state_lost``: persist the frame again.
+                rows all of whose ranks were lost raises ``state_lost``: persist the frame again.
         """
+        if replicas < 1:
+            raise ValueError(f"replicas={replicas}: at least one rank keeps each row")
         group = self._native.group()
+        if group is not None and replicas > 1:
+            message = "a session of Session.of() ends with the first lost rank: keep one replica"
+            raise error_for("invalid_request", message)
         with self._shown():
-            return Frame(self._native.persist() if group is None else group.persist(self._native))
+            return Frame(self._native.persist(replicas) if group is None else group.persist(self._native))
 
     def write_parquet(
         self, directory: str | os.PathLike[str], *, partition_by: str | Sequence[str] = ()
@@ -366,6 +378,9 @@ class Frame:
 
         The directory has all rows or none: a manifest comes last, and `Session.scan_parquet` of the directory reads the
         files that it names. A write that fails removes its files.
+
+        Files of a sorted frame have all rows in order if they are read in the order of their paths, unless there is
+        ``partition_by``. The manifest names the columns.
 
         Args:
             directory: an empty directory, or one that is not there. All ranks see it under this path.

@@ -343,11 +343,11 @@ impl Frame {
         Ok(Table::with_usage(rows, runtime))
     }
 
-    /// Has the ranks keep the rows. Returns a frame that reads them.
-    fn persist(&self, py: Python<'_>) -> PyResult<Self> {
+    /// Has so many ranks keep each row. Returns a frame that reads them.
+    fn persist(&self, py: Python<'_>, replicas: usize) -> PyResult<Self> {
         let plan = self.shared.run(py, |session| {
             let plan = self.plan.clone();
-            async move { session.persist(plan).await }
+            async move { session.persist(plan, replicas).await }
         })?;
         Ok(self.shared.frame(plan))
     }

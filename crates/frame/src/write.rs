@@ -16,6 +16,8 @@ use datafusion::arrow::array::{Array, StringArray, UInt64Array};
 use datafusion::arrow::datatypes::Schema;
 use datafusion::common::{DataFusionError, Result as QueryResult, plan_err};
 use datafusion::datasource::listing::ListingTableUrl;
+use datafusion::logical_expr::LogicalPlan;
+use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::common::collect;
 use datafusion::prelude::{DataFrame, SessionContext};
 use futures_util::{StreamExt, TryStreamExt};
@@ -28,7 +30,7 @@ use crate::operation::applied;
 use crate::usage::begin;
 pub use encoder::{Encoder, Format};
 pub use files::{NULL_VALUE, prefix_of};
-pub use manifest::{FileEntry, MANIFEST, Manifest, PartitionColumn};
+pub use manifest::{FileEntry, MANIFEST, Manifest, PartitionColumn, SortColumn};
 pub use node::WriteExec;
 
 /// Pauses before the files of a failed run are removed.
@@ -55,6 +57,8 @@ pub struct Target {
     pub output: Output,
     /// The run, which is in the name of every file.
     pub run: String,
+    /// Whether the rows are sorted, and the files keep their order.
+    pub is_sorted: bool,
 }
 
 /// Writes all rows of a frame below a directory, and its manifest.
@@ -79,16 +83,18 @@ pub async fn write(context: &SessionContext, frame: DataFrame, output: &Output) 
             Some(id) => format!("{id}-{}", Uuid::new_v4().simple()),
             None => Uuid::new_v4().simple().to_string(),
         },
+        // One directory of many has no place in an order of all files.
+        is_sorted: output.partition_by.is_empty() && ends_with_sort(frame.logical_plan()),
     };
     output.format.check(&target.columns(&schema)?)?;
     let written = match written(context, frame, target.clone()).await {
-        Ok(files) if files.is_empty() => without_rows(store.as_ref(), &url, &target, &schema)
+        Ok((files, _)) if files.is_empty() => without_rows(store.as_ref(), &url, &target, &schema)
             .await
-            .map(|file| vec![file]),
+            .map(|file| (vec![file], Vec::new())),
         written => written,
     };
-    let files = match written {
-        Ok(files) => files,
+    let (files, sorted_by) = match written {
+        Ok(written) => written,
         Err(error) => {
             // Tasks of other ranks may end a file before they hear of the failure.
             for pause in REMOVE_AFTER {
@@ -108,6 +114,7 @@ pub async fn write(context: &SessionContext, frame: DataFrame, output: &Output) 
         run: target.run,
         format: output.format,
         partition_by: columns,
+        sorted_by,
         files,
     };
     let path = url.prefix().clone().join(MANIFEST);
@@ -174,9 +181,34 @@ pub async fn read_manifest(context: &SessionContext, directory: &str) -> QueryRe
     }
 }
 
-async fn written(context: &SessionContext, frame: DataFrame, target: Target) -> QueryResult<Vec<FileEntry>> {
+/// Whether the last operation of a plan that changes the order of rows is a sort.
+fn ends_with_sort(plan: &LogicalPlan) -> bool {
+    match plan {
+        LogicalPlan::Sort(_) => true,
+        LogicalPlan::Projection(_) | LogicalPlan::Filter(_) | LogicalPlan::SubqueryAlias(_) | LogicalPlan::Limit(_) => {
+            plan.inputs().into_iter().any(ends_with_sort)
+        }
+        _ => false,
+    }
+}
+
+/// The order of the files that a plan writes.
+fn order_of_files(plan: &Arc<dyn ExecutionPlan>) -> Vec<SortColumn> {
+    match plan.downcast_ref::<WriteExec>() {
+        Some(write) => manifest::sort_columns(write.file_order()),
+        None => plan.children().into_iter().flat_map(order_of_files).collect(),
+    }
+}
+
+/// The files of a frame, and the columns by which they are sorted.
+async fn written(
+    context: &SessionContext,
+    frame: DataFrame,
+    target: Target,
+) -> QueryResult<(Vec<FileEntry>, Vec<SortColumn>)> {
     let plan = applied(target, frame.into_unoptimized_plan())?;
-    let (_, rows, _) = begin(context, plan).await?;
+    let (plan, rows, _) = begin(context, plan).await?;
+    let sorted_by = order_of_files(&plan);
     let batches = collect(rows).await?;
     let mut files = Vec::new();
     for batch in &batches {
@@ -195,7 +227,7 @@ async fn written(context: &SessionContext, frame: DataFrame, target: Target) -> 
         }));
     }
     files.sort_by(|one, other| one.path.cmp(&other.path));
-    Ok(files)
+    Ok((files, sorted_by))
 }
 
 /// Writes a file without rows, so that the columns are known.

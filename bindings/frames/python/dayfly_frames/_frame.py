@@ -331,19 +331,31 @@ class Frame(Writing):
         finally:
             batches.close()
 
-    def persist(self) -> Frame:
+    def persist(self, *, replicas: int = 1) -> Frame:
         """Computes the frame, and keeps its rows in the ranks' memory. Returns a frame that reads them there.
 
         Tasks that read them run on the ranks that have them. The ranks forget the rows when nothing in this process
         refers to the returned frame, or to one made of it, and when the session closes.
 
+        Args:
+            replicas: the number of ranks that have each row. With two, the rows of a lost rank are read from their
+                copies. More than one needs a session with ``recover="tasks"`` or ``recover="auto"``, which goes on with
+                the ranks that are left, and as many ranks. Copies count as memory, like the rows.
+
         Raises:
+            ValueError: if `replicas` is less than 1.
+            dayfly.RequestError: if there are fewer ranks than replicas, or the session does not go on after a loss.
             dayfly.Error: as `collect`; ``out_of_memory`` if the rows do not fit beside what queries use. A query over
-                rows of a rank that was lost raises ``state_lost``: persist the frame again.
+                rows all of whose ranks were lost raises ``state_lost``: persist the frame again.
         """
+        if replicas < 1:
+            raise ValueError(f"replicas={replicas}: at least one rank keeps each row")
         group = self._native.group()
+        if group is not None and replicas > 1:
+            message = "a session of Session.of() ends with the first lost rank: keep one replica"
+            raise error_for("invalid_request", message)
         with self._shown():
-            return Frame(self._native.persist() if group is None else group.persist(self._native))
+            return Frame(self._native.persist(replicas) if group is None else group.persist(self._native))
 
     def describe(self) -> Table:
         """Computes statistics of all columns: number of values, nulls, mean, standard deviation, smallest and largest

@@ -59,6 +59,9 @@ class Writing:
         The directory has all rows or none: a manifest comes last, and `Session.scan_parquet` of the directory reads the
         files that it names. A write that fails removes its files.
 
+        Files of a sorted frame have all rows in order if they are read in the order of their paths, unless there is
+        ``partition_by``. The manifest names the columns.
+
         Args:
             directory: an empty directory, or one that is not there. All ranks see it under this path.
             partition_by: columns whose values name subdirectories, such as ``zone=3``. The files lack these columns.

@@ -107,8 +107,8 @@ fn written_frames_are_read_as_they_were() {
                 .unwrap();
             assert_eq!(written.files.iter().map(|file| file.rows).sum::<u64>(), 4 * ROWS as u64);
             // Both ranks have written.
-            for task in ["-0-", "-1-"] {
-                let of_task = |file: &&dayfly_frame::FileEntry| file.path.contains(&format!("{}{task}", written.run));
+            for task in ["00000-", "00001-"] {
+                let of_task = |file: &&dayfly_frame::FileEntry| file.path.contains(&format!("{}-{task}", written.run));
                 assert!(written.files.iter().any(|file| of_task(&file)), "{written:?}");
             }
             // What another run left behind is not read.

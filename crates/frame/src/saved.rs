@@ -23,6 +23,7 @@ use crate::functions::MapCall;
 use crate::functions::items::{Items, table_of};
 use crate::operation::{as_extension, operation_of};
 use crate::repartition::Repartition;
+use crate::sorted_join::SortedJoin;
 
 /// Most bytes of a plan. More are in tables of the program's own memory, which belong in a file.
 const MAX_PLAN_BYTES: usize = 64 << 20;
@@ -63,6 +64,7 @@ enum Node {
         batch_rows: usize,
     },
     Repartition(Vec<String>),
+    SortedJoin,
 }
 
 /// A table that is no scan of files.
@@ -96,6 +98,7 @@ impl LogicalExtensionCodec for PlanCodec {
                 };
                 as_extension(call, input.clone())
             }
+            Node::SortedJoin => as_extension(SortedJoin, input.clone()),
             Node::Repartition(keys) => as_extension(Repartition::by(keys), input.clone()),
         }
     }
@@ -111,6 +114,8 @@ impl LogicalExtensionCodec for PlanCodec {
             }
         } else if let Some(repartition) = operation_of::<Repartition>(node) {
             Node::Repartition(repartition.keys().to_vec())
+        } else if operation_of::<SortedJoin>(node).is_some() {
+            Node::SortedJoin
         } else {
             return plan_err!("the operation {} ends with its session", node.name());
         };
@@ -126,7 +131,10 @@ impl LogicalExtensionCodec for PlanCodec {
     ) -> QueryResult<Arc<dyn TableProvider>> {
         Ok(match unpacked(bytes)? {
             Table::Memory(partitions) => {
-                let partitions = partitions.iter().map(|bytes| batches_of(bytes)).collect::<QueryResult<_>>()?;
+                let partitions = partitions
+                    .iter()
+                    .map(|bytes| batches_of(bytes))
+                    .collect::<QueryResult<_>>()?;
                 Arc::new(MemTable::try_new(schema, partitions)?)
             }
             Table::Items(items) => table_of(items.into_iter().map(Into::into).collect()),
@@ -152,7 +160,9 @@ impl LogicalExtensionCodec for PlanCodec {
         } else if let Some(items) = table.downcast_ref::<Items>() {
             Table::Items(items.0.iter().map(|item| item.to_vec()).collect())
         } else {
-            return plan_err!("the frame reads rows that its session keeps, which end with it: write them to files first");
+            return plan_err!(
+                "the frame reads rows that its session keeps, which end with it: write them to files first"
+            );
         };
         packed(&kept, bytes)
     }

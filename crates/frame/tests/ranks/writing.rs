@@ -6,8 +6,11 @@ use std::sync::Arc;
 use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::dataframe::DataFrame;
+use datafusion::logical_expr::JoinType;
 use datafusion::prelude::{ParquetReadOptions, SessionContext};
-use dayfly_frame::{Format, Output, RankOptions, Session, SessionOptions, Source, restored, saved, serve, write};
+use dayfly_frame::{
+    Format, Output, RankOptions, Session, SessionOptions, Source, restored, saved, serve, sorted_join, write,
+};
 
 use crate::files_below;
 use crate::thread_group::{Net, group, options};
@@ -237,13 +240,22 @@ fn saved_plans_return_the_same_rows() {
         let output = output(&csv, &[], Format::Csv);
         write(context, numbers.clone(), &output).await.unwrap();
         context.register_table("numbers", numbers.clone().into_view()).unwrap();
-        let query = "SELECT digit, count(*) FROM numbers WHERE number IN (SELECT max(number) FROM numbers GROUP BY word)
+        let query =
+            "SELECT digit, count(*) FROM numbers WHERE number IN (SELECT max(number) FROM numbers GROUP BY word)
             GROUP BY digit";
+        let ones = numbers.clone().select_columns(&["number"]).unwrap();
+        let ones = ones.with_column_renamed("number", "one").unwrap();
+        let joined = numbers
+            .clone()
+            .join(ones, JoinType::Inner, &["number"], &["one"], None)
+            .unwrap();
+        let joined = sorted_join(joined.logical_plan().clone()).unwrap();
         let frames = [
             numbers.clone(),
             memory,
             read(context, &csv, Format::Csv).await,
             context.sql(query).await.unwrap(),
+            DataFrame::new(context.state(), joined),
         ];
         for frame in frames {
             let plan = frame.logical_plan().clone();
@@ -260,7 +272,9 @@ fn saved_plans_return_the_same_rows() {
 
 /// The rows of a frame as lines of text, in order.
 async fn sorted(frame: DataFrame) -> Vec<String> {
-    let text = pretty_format_batches(&frame.collect().await.unwrap()).unwrap().to_string();
+    let text = pretty_format_batches(&frame.collect().await.unwrap())
+        .unwrap()
+        .to_string();
     let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
     lines.sort();
     lines

@@ -28,6 +28,7 @@ ROWS = [
     "paper-weak",
     "skewed-join-ranks",
     "skewed-join",
+    "sort-ranges",
     "session-4",
     "small-query",
     "cancel-limit",

@@ -514,6 +514,28 @@ def test_kept_rows_are_forgotten_with_their_frame(client):
         assert error.value.code == "out_of_memory"
 
 
+def test_copies_of_kept_rows_outlive_a_killed_worker(client, data):
+    others = serving()
+    with client.frames(ranks=2, recover="tasks", partition_bytes=4 << 10) as session:
+        kept = session.scan_parquet(data / "trips").persist(replicas=2)
+        groups = kept.group_by("zone").agg(count().alias("n")).sort("zone")
+        expected = [{"zone": zone, "n": 2_000} for zone in range(10)]
+        assert rows(groups.collect()) == expected
+        with killed_ranks(session, others, 0, 1):
+            # A query that needs the killed rank ends with the copies.
+            wait_until(lambda: rows(groups.collect()) == expected and session.ranks == 1, "the loss is noticed")
+        assert rows(groups.collect()) == expected
+        with pytest.raises(dayfly.RequestError, match="2 ranks cannot have each kept row"):
+            kept.persist(replicas=2)
+
+
+def test_copies_need_a_session_that_goes_on(session, trips):
+    with pytest.raises(dayfly.RequestError, match='recover="tasks"'):
+        trips.persist(replicas=2)
+    with pytest.raises(ValueError, match="at least one rank"):
+        trips.persist(replicas=0)
+
+
 def test_kept_rows_of_lost_ranks_are_named(client, data):
     others = serving()
     with client.frames(ranks=2) as session:

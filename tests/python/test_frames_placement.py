@@ -166,3 +166,14 @@ def test_result_says_what_its_query_took(session, numbers):
     assert joined.usage.exchanged_bytes > 100 * usage.exchanged_bytes
     assert session.from_arrow(pa.table({"x": [1]})).collect().usage is not None
     assert next(numbers.batches()).usage is None
+    # This manager has no prices.
+    assert usage.cost == 0
+
+
+def test_result_says_what_its_query_cost(start, data):
+    site = start("up", "--listen", "127.0.0.1:0", "--sandbox", "process")
+    site.cli("prices", "--price-computing", "1", "--price-core", "0.5", "--price-allocation", "2")
+    with dayfly.connect(config=site.state) as client, client.frames(ranks=2, memory=1 << 30) as session:
+        usage = session.scan_parquet(data).group_by("key").agg(count()).collect().usage
+    # Two cores and 1 GiB.
+    assert usage.cost == pytest.approx(usage.seconds * (2 * 1.5 + 1 * 2))

@@ -39,10 +39,15 @@ def answers(tables: Path) -> dict[str, list[dict[str, Any]]]:
         return {name: rows(database.sql(text).to_arrow_table()) for name, text in queries().items()}
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 5])
-def session(client: dayfly.Client, request: pytest.FixtureRequest) -> Iterator[Any]:
+@pytest.fixture(scope="module", params=[1, 2, 3, 5, "stored"])
+def session(
+    client: dayfly.Client, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    ranks, options = request.param, {}
+    if ranks == "stored":
+        ranks, options = 2, {"store": f"file://{tmp_path_factory.mktemp('store')}", "channel": "stored"}
     # Cores are shared: it is not asked how fast they are.
-    with client.frames(ranks=request.param, cores=1, partition_bytes=PARTITION_BYTES) as session:
+    with client.frames(ranks=ranks, cores=1, partition_bytes=PARTITION_BYTES, **options) as session:
         yield session
 
 

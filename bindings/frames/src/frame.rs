@@ -10,7 +10,7 @@ use dayfly_frame::datafusion::logical_expr::{Expr as DfExpr, LogicalPlan, Logica
 use dayfly_frame::datafusion::prelude::DataFrame;
 use dayfly_frame::{MapCall, Output};
 use pyo3::prelude::*;
-use pyo3::types::PyCapsule;
+use pyo3::types::{PyBytes, PyCapsule};
 
 use crate::arrow::export_schema;
 use crate::batch_functions::schema_of;
@@ -343,11 +343,11 @@ impl Frame {
         Ok(Table::with_usage(rows, runtime))
     }
 
-    /// Has the ranks keep the rows. Returns a frame that reads them.
-    fn persist(&self, py: Python<'_>) -> PyResult<Self> {
+    /// Has so many ranks keep each row. Returns a frame that reads them.
+    fn persist(&self, py: Python<'_>, replicas: usize) -> PyResult<Self> {
         let plan = self.shared.run(py, |session| {
             let plan = self.plan.clone();
-            async move { session.persist(plan).await }
+            async move { session.persist(plan, replicas).await }
         })?;
         Ok(self.shared.frame(plan))
     }
@@ -361,18 +361,39 @@ impl Frame {
         Ok(Batches::new(self.shared.clone(), runtime, stream))
     }
 
-    /// Writes the rows as files below a directory. Returns the files' paths below it, rows and bytes.
+    /// What the ranks cost in a second.
+    fn price(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.shared.price(py)
+    }
+
+    /// What submits a write as a durable task, if the session has a client.
+    fn detach(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        self.shared.detach(py)
+    }
+
+    /// The frame as bytes, for `Session.restored` of another session.
+    fn saved<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let session = self.shared.get(py)?;
+        let bytes = dayfly_frame::saved(session.context(), &self.plan).for_python(py)?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// Writes the rows as files below a directory. Returns the files' paths below it, rows and bytes. A write with an id
+    /// may run several times.
+    #[pyo3(signature = (format, directory, partition_by, id = None))]
     fn write(
         &self,
         py: Python<'_>,
         format: &str,
         directory: String,
         partition_by: Vec<String>,
+        id: Option<String>,
     ) -> PyResult<Vec<(String, u64, u64)>> {
         let output = Output {
             directory,
             partition_by,
             format: format_of(format)?,
+            id,
         };
         let written = self.shared.run(py, |session| {
             let (plan, output) = (self.plan.clone(), output.clone());

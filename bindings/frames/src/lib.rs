@@ -11,6 +11,7 @@ mod member;
 mod names;
 mod output;
 mod session;
+mod slot;
 mod sql;
 mod table;
 mod tasks;

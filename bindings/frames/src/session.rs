@@ -17,6 +17,7 @@ use crate::arrow::import_stream;
 use crate::errors::{ForPython, inherited, raise};
 use crate::frame::Frame;
 use crate::output::format_of;
+use crate::slot::Slot;
 use crate::sql;
 use crate::tasks::{Task, task_of};
 use crate::wait::wait;
@@ -31,11 +32,15 @@ pub struct Shared {
     /// The process that joined the group.
     process: u32,
     /// Python's function that replaces the lost ranks of a generation, if there is one.
-    renew: Arc<Mutex<Option<Py<PyAny>>>>,
+    renew: Slot,
     /// Python's view of the ranks, if all of them call the operations of frames.
-    group: Arc<Mutex<Option<Py<PyAny>>>>,
+    group: Slot,
     /// Python's object that shows queries under way, if it was asked for.
-    progress: Arc<Mutex<Option<Py<PyAny>>>>,
+    progress: Slot,
+    /// Python's function that submits a write as a durable task, if the session has a client.
+    detach: Slot,
+    /// What the ranks cost in a second, as a number of Python, if it is known.
+    price: Slot,
     /// Longest duration of a query, where other ranks wait for its end.
     deadline: Option<Duration>,
 }
@@ -63,9 +68,11 @@ impl Shared {
                 is_abandoned: false,
             })),
             process: std::process::id(),
-            renew: Arc::default(),
-            group: Arc::default(),
-            progress: Arc::default(),
+            renew: Slot::default(),
+            group: Slot::default(),
+            progress: Slot::default(),
+            detach: Slot::default(),
+            price: Slot::default(),
             deadline,
         }
     }
@@ -93,7 +100,7 @@ impl Shared {
             };
             // Who replaces the ranks cancels the queries that other threads have on the old ones.
             let is_replaced = failure.code == Code::Cancelled && self.current().is_replaced(generation);
-            match self.renewal(py) {
+            match self.renew.get(py) {
                 Some(renew) if failure.code == Code::RankLost || is_replaced => {
                     if attempt == MAX_ATTEMPTS {
                         let message = format!("ranks were lost in {attempt} attempts: {}", failure.message);
@@ -107,23 +114,26 @@ impl Shared {
         }
     }
 
-    fn renewal(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        // Not held while Python runs: another thread would wait for it with the interpreter's lock.
-        let renew = self.renew.lock().unwrap_or_else(PoisonError::into_inner);
-        renew.as_ref().map(|renew| renew.clone_ref(py))
-    }
-
     /// Python's view of the ranks. Fails if the session is closed.
     pub fn group(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         self.get(py)?;
-        let group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(group.as_ref().map(|group| group.clone_ref(py)))
+        Ok(self.group.get(py))
     }
 
     /// What shows queries under way.
     pub fn progress(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
-        progress.as_ref().map(|progress| progress.clone_ref(py))
+        self.progress.get(py)
+    }
+
+    /// What submits a write as a durable task. Fails if the session is closed.
+    pub fn detach(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        self.get(py)?;
+        Ok(self.detach.get(py))
+    }
+
+    /// What the ranks cost in a second.
+    pub fn price(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.price.get(py)
     }
 
     /// The session. Fails if it is closed, and in a process that a fork made.
@@ -210,12 +220,22 @@ impl Session {
 
     /// Has the operations of frames that compute rows go through this object, on all ranks.
     fn set_group(&self, group: Py<PyAny>) {
-        *self.shared.group.lock().unwrap_or_else(PoisonError::into_inner) = Some(group);
+        self.shared.group.set(group);
     }
 
     /// Has queries show what their tasks have done.
     fn set_progress(&self, progress: Py<PyAny>) {
-        *self.shared.progress.lock().unwrap_or_else(PoisonError::into_inner) = Some(progress);
+        self.shared.progress.set(progress);
+    }
+
+    /// Has writes that need no client go through this function.
+    fn set_detach(&self, detach: Py<PyAny>) {
+        self.shared.detach.set(detach);
+    }
+
+    /// Has results say what they cost, by what the ranks cost in a second.
+    fn set_price(&self, price: Py<PyAny>) {
+        self.shared.price.set(price);
     }
 
     /// The seconds and the tasks of each query under way.
@@ -230,7 +250,7 @@ impl Session {
 
     /// Has queries whose ranks are lost call this function with their generation, and run again after it.
     fn on_loss(&self, renew: Py<PyAny>) {
-        *self.shared.renew.lock().unwrap_or_else(PoisonError::into_inner) = Some(renew);
+        self.shared.renew.set(renew);
     }
 
     /// Number of times that the ranks were replaced.
@@ -271,16 +291,11 @@ impl Session {
     fn close(&self, py: Python<'_>) {
         if self.shared.process == std::process::id() {
             let session = self.shared.take();
-            // It holds this session and the client, in a cycle that the interpreter cannot see.
-            let renew = self.shared.renew.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let group = self.shared.group.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let progress = self
-                .shared
-                .progress
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take();
-            drop((renew, group, progress));
+            // They hold this session and the client, in a cycle that the interpreter cannot see.
+            let shared = &self.shared;
+            for slot in [&shared.renew, &shared.group, &shared.progress, &shared.detach] {
+                drop(slot.take());
+            }
             py.detach(|| {
                 if let Some(session) = session {
                     session.close();
@@ -337,6 +352,13 @@ impl Session {
     fn items(&self, py: Python<'_>, items: Vec<Vec<u8>>) -> PyResult<Frame> {
         let items = items.into_iter().map(Into::into).collect();
         let plan = dayfly_frame::items(items).for_python(py)?;
+        Ok(self.shared.frame(plan))
+    }
+
+    /// The frame of a plan that `Frame.saved` returned.
+    fn restored(&self, py: Python<'_>, plan: &[u8]) -> PyResult<Frame> {
+        let session = self.shared.get(py)?;
+        let plan = dayfly_frame::restored(session.context(), plan).for_python(py)?;
         Ok(self.shared.frame(plan))
     }
 

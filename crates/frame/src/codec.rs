@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::functions::items::ItemsExec;
 use crate::functions::{MapCall, MapExec};
 use crate::kept::{FrameId, KeepExec, KeptExec, Part, Rows};
+use crate::ranges::{InOrderExec, RangesExec, Spec};
 use crate::repartition::{Keys, RepartitionedExec};
 use crate::write::{Target, WriteExec};
 
@@ -24,6 +25,8 @@ enum Node {
     Write(Target),
     Keep(FrameId),
     Repartitioned(Vec<usize>),
+    Ranges(Spec),
+    InOrder,
     Kept {
         id: FrameId,
         parts: Vec<Part>,
@@ -63,6 +66,8 @@ impl PhysicalExtensionCodec for NodeCodec {
         Ok(match node {
             Node::Write(target) => Arc::new(WriteExec::new(input()?, target)),
             Node::Keep(id) => Arc::new(KeepExec::new(input()?, id)),
+            Node::Ranges(spec) => Arc::new(RangesExec::try_new(input()?, spec)?),
+            Node::InOrder => Arc::new(InOrderExec::new(input()?)),
             Node::Repartitioned(keys) => {
                 let input = input()?;
                 if keys.iter().any(|key| *key >= input.schema().fields().len()) {
@@ -119,6 +124,10 @@ impl PhysicalExtensionCodec for NodeCodec {
             Node::Keep(keep.id())
         } else if let Some(repartitioned) = node.downcast_ref::<RepartitionedExec>() {
             Node::Repartitioned(repartitioned.passage().0.clone())
+        } else if let Some(ranges) = node.downcast_ref::<RangesExec>() {
+            Node::Ranges(ranges.spec().clone())
+        } else if node.is::<InOrderExec>() {
+            Node::InOrder
         } else if let Some(kept) = node.downcast_ref::<KeptExec>() {
             let Rows {
                 id,

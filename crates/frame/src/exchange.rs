@@ -14,6 +14,7 @@ mod outputs;
 mod reader;
 mod recoveries;
 mod requests;
+mod samples;
 mod server;
 
 use std::collections::BTreeSet;
@@ -29,12 +30,15 @@ use url::Url;
 use crate::kept::FrameId;
 use crate::progress::Queries;
 use recoveries::Recoveries;
+use samples::Sorts;
 
 pub use batches::compact;
-pub use channel::{RECEIVED_BYTES, RankChannels, kept_rows};
+pub use channel::{RECEIVED_BYTES, RankChannels, copied_parts, kept_rows};
 pub use error::ExchangeError;
+pub use held::Holder;
 pub use measures::unplanned;
 pub use recoveries::{ByInput, Recovering, guide, recovering_of};
+pub use samples::{Part, cuts_of};
 pub use server::serve;
 
 /// The lane of requests.
@@ -49,6 +53,7 @@ pub struct Exchange {
     next_lane: AtomicU32,
     queries: Queries,
     recoveries: Recoveries,
+    sorts: Sorts,
 }
 
 impl Exchange {
@@ -60,6 +65,7 @@ impl Exchange {
             next_lane: AtomicU32::new(1),
             queries: Queries::default(),
             recoveries: Recoveries::default(),
+            sorts: Sorts::default(),
         })
     }
 

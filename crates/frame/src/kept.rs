@@ -1,5 +1,6 @@
 //! Frames that stay in the memory of the ranks: computed once, and read by later queries where they lie.
 
+mod copies;
 mod description;
 mod node;
 mod read;
@@ -24,6 +25,7 @@ use uuid::Uuid;
 use crate::exchange::Exchange;
 use crate::operation::applied;
 use crate::usage::begin;
+pub use copies::take;
 pub use description::{KeptFrame, fingerprint};
 pub use node::{Keep, KeepExec};
 pub use read::{KeptExec, Rows, desired_tasks, divided, routed};
@@ -32,15 +34,37 @@ pub use store::Store;
 /// Name of a kept frame.
 pub type FrameId = [u8; 16];
 
-/// Rows that one task kept.
+/// Where rows of a frame are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Part {
+pub struct Location {
     /// The rank that has them.
     pub rank: u32,
     /// Their number among the rank's parts of the frame.
     pub number: u32,
+}
+
+/// Rows that one task kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// Where they are read.
+    pub location: Location,
+    /// Where the same rows are too.
+    pub copies: Vec<Location>,
     pub rows: u64,
     pub bytes: u64,
+}
+
+impl Part {
+    /// The same rows, read on a rank that is left, if one of them has a copy.
+    fn on_ranks(&self, left: &[u32]) -> Self {
+        let mut part = self.clone();
+        if !left.contains(&part.location.rank)
+            && let Some(copy) = part.copies.iter_mut().find(|copy| left.contains(&copy.rank))
+        {
+            std::mem::swap(&mut part.location, copy);
+        }
+        part
+    }
 }
 
 /// A kept frame, as its session knows it. The ranks forget it with the last plan that reads it.
@@ -65,12 +89,15 @@ impl fmt::Debug for Kept {
     }
 }
 
-/// Computes a plan, has the ranks keep its rows, and returns a plan that reads them.
+/// Computes a plan, has so many ranks keep each of its rows, and returns a plan that reads them.
 pub async fn persist(
     context: &SessionContext,
     plan: LogicalPlan,
     exchange: &Arc<Exchange>,
+    replicas: usize,
 ) -> QueryResult<LogicalPlan> {
+    let left = exchange.left();
+    copies::check(replicas, left.len())?;
     let schema = Arc::new(plan.schema().as_arrow().clone());
     // Its end has the ranks forget what they have of a plan that fails.
     let mut kept = Kept {
@@ -83,7 +110,9 @@ pub async fn persist(
     for batch in collect(rows).await? {
         kept.parts.extend(parts_of(&batch)?);
     }
-    kept.parts.sort_by_key(|part| (part.rank, part.number));
+    kept.parts
+        .sort_by_key(|part| (part.location.rank, part.location.number));
+    copies::copy(exchange, kept.id, &mut kept.parts, &left, replicas).await?;
     reading(schema, kept)
 }
 
@@ -107,8 +136,11 @@ fn parts_of(batch: &RecordBatch) -> QueryResult<Vec<Part>> {
         return internal_err!("ranks report what they keep in other columns");
     };
     let parts = (0..batch.num_rows()).map(|row| Part {
-        rank: ranks.value(row),
-        number: numbers.value(row),
+        location: Location {
+            rank: ranks.value(row),
+            number: numbers.value(row),
+        },
+        copies: Vec::new(),
         rows: rows.value(row),
         bytes: bytes.value(row),
     });
@@ -138,9 +170,16 @@ impl TableProvider for KeptTable {
         _: &[Expr],
         _: Option<usize>,
     ) -> QueryResult<Arc<dyn ExecutionPlan>> {
+        let parts = match self.kept.exchange.upgrade() {
+            Some(exchange) => {
+                let left = exchange.left();
+                self.kept.parts.iter().map(|part| part.on_ranks(&left)).collect()
+            }
+            None => self.kept.parts.clone(),
+        };
         let rows = Rows {
             id: self.kept.id,
-            parts: self.kept.parts.clone(),
+            parts,
             schema: Arc::clone(&self.schema),
             projection: projection.cloned(),
             partitions: session.config().target_partitions(),

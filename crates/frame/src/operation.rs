@@ -43,8 +43,21 @@ pub trait Operation: Debug + Clone + PartialEq + Eq + PartialOrd + Hash + Send +
 /// # Errors
 /// If the schema of the operation has a column twice.
 pub fn applied(operation: impl Operation, input: LogicalPlan) -> QueryResult<LogicalPlan> {
+    as_extension(operation, input).map(LogicalPlan::Extension)
+}
+
+/// The node of an operation.
+///
+/// # Errors
+/// As [`applied`].
+pub fn as_extension(operation: impl Operation, input: LogicalPlan) -> QueryResult<Extension> {
     let node = Arc::new(Node::new(operation, input)?);
-    Ok(LogicalPlan::Extension(Extension { node }))
+    Ok(Extension { node })
+}
+
+/// The operation of a node, if it is one of this kind.
+pub fn operation_of<O: Operation>(node: &dyn UserDefinedLogicalNode) -> Option<&O> {
+    node.as_any().downcast_ref::<Node<O>>().map(|node| &node.operation)
 }
 
 /// Plans the nodes of an operation.
@@ -154,8 +167,8 @@ impl<O: Operation> ExtensionPlanner for Planner<O> {
         _: &dyn Session,
         _: &PhysicalPlanningContext,
     ) -> QueryResult<Option<Arc<dyn ExecutionPlan>>> {
-        match node.as_any().downcast_ref::<Node<O>>() {
-            Some(node) => node.operation.exec(only_input(inputs.to_vec())?).map(Some),
+        match operation_of::<O>(node) {
+            Some(operation) => operation.exec(only_input(inputs.to_vec())?).map(Some),
             None => Ok(None),
         }
     }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use datafusion::catalog::Session;
 use datafusion::common::Result as QueryResult;
-use datafusion::execution::SessionState;
 use datafusion::execution::context::QueryPlanner;
+use datafusion::execution::{SessionState, SessionStateBuilder};
 use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_planner::{DefaultPhysicalPlanner, PhysicalPlanner};
@@ -24,6 +24,7 @@ use crate::exchange::Exchange;
 use crate::functions::MapCall;
 use crate::kept::Keep;
 use crate::operation::planner;
+use crate::ranges::{self, SortRule};
 use crate::repartition::Repartition;
 use crate::skew;
 use crate::sorted_join::SortedJoin;
@@ -64,6 +65,19 @@ pub struct RankPlanner {
     pub distributed: Arc<dyn QueryPlanner + Send + Sync>,
     /// The exchange of its ranks.
     pub exchange: Arc<Exchange>,
+    /// Fewest rows that ranks sort by ranges.
+    pub min_sorted_rows: usize,
+    /// The rank that cuts ranges.
+    pub cutter: Cutter,
+}
+
+/// Which rank cuts the ranges of sorts.
+#[derive(Debug, Clone, Copy)]
+pub enum Cutter {
+    /// The session's, which takes requests of ranks and is not lost.
+    Session,
+    /// The first one that executes tasks.
+    FirstWorker,
 }
 
 impl RankPlanner {
@@ -71,10 +85,47 @@ impl RankPlanner {
         self.exchange.left().len() as u32
     }
 
+    /// A plan that the checker has found nothing wrong with: one that sorts by ranges, if there is such a one.
     async fn distributed(&self, query: &LogicalPlan, session: &dyn Session) -> Result<Arc<dyn ExecutionPlan>, Refusal> {
+        match self.by_ranges(query, session).await {
+            Ok(Some(plan)) => return Ok(plan),
+            Ok(None) => {}
+            Err(refusal) => tracing::warn!(%refusal, "the query does not sort by ranges"),
+        }
         let plan = self.distributed.create_physical_plan(query, session).await;
         let plan = plan.map_err(|error| Refusal::failed(&error))?;
         checker::check(&plan).map(|()| plan)
+    }
+
+    /// A plan whose sorts are by ranges where that is better; `None` if the query sorts nothing, or not in several tasks.
+    async fn by_ranges(
+        &self,
+        query: &LogicalPlan,
+        session: &dyn Session,
+    ) -> Result<Option<Arc<dyn ExecutionPlan>>, Refusal> {
+        let left = self.exchange.left();
+        let Some(state) = session.as_any().downcast_ref::<SessionState>() else {
+            return Ok(None);
+        };
+        if left.len() < 2 || !ranges::sorts_all(query) {
+            return Ok(None);
+        }
+        let rule = Arc::new(SortRule {
+            min_rows: self.min_sorted_rows,
+        });
+        let state = SessionStateBuilder::new_from_existing(state.clone());
+        let state = state.with_physical_optimizer_rule(rule).build();
+        let plan = self.distributed.create_physical_plan(query, &state).await;
+        let plan = plan.map_err(|error| Refusal::failed(&error))?;
+        if !ranges::has_ranges(&plan) {
+            return checker::check(&plan).map(|()| Some(plan));
+        }
+        let rank = match self.cutter {
+            Cutter::Session => self.exchange.rank(),
+            Cutter::FirstWorker => left[0],
+        };
+        let placed = ranges::placed(&plan, rank).map_err(|error| Refusal::failed(&error))?;
+        placed.map(|plan| checker::check(&plan).map(|()| plan)).transpose()
     }
 
     /// The plan of a query whose joins have heavy keys; `None` if there are none, or no plan that is better. It replaces

@@ -20,8 +20,7 @@ pub fn repartition(input: LogicalPlan, keys: Vec<String>) -> QueryResult<Logical
     if keys.is_empty() {
         return plan_err!("name at least one column by which rows are repartitioned");
     }
-    let names = keys.join(", ");
-    applied(Repartition { keys, names }, input)
+    applied(Repartition::by(keys), input)
 }
 
 /// Sends rows of equal keys to one rank.
@@ -29,6 +28,14 @@ pub fn repartition(input: LogicalPlan, keys: Vec<String>) -> QueryResult<Logical
 pub struct Repartition {
     keys: Vec<String>,
     names: String,
+}
+
+impl Repartition {
+    /// By these columns.
+    pub fn by(keys: Vec<String>) -> Self {
+        let names = keys.join(", ");
+        Self { keys, names }
+    }
 }
 
 impl Operation for Repartition {

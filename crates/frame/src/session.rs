@@ -27,8 +27,9 @@ use crate::float_statistics::optimizer_rules;
 use crate::functions::items;
 use crate::kept;
 use crate::memory::{Memory, needs_sorted_joins};
-use crate::plan::{LocalPlanner, RankPlanner};
+use crate::plan::{Cutter, LocalPlanner, RankPlanner};
 use crate::progress::Running;
+use crate::ranges;
 use crate::rank::runtime;
 use crate::recover::{MAX_ATTEMPTS, Recovery};
 use crate::source::whole;
@@ -38,6 +39,8 @@ use crate::write::{Manifest, Output, write};
 
 /// Fewest partitions with which a plan has stages.
 const MIN_PARTITIONS: usize = 2;
+/// Fewest rows that are sorted by ranges: one rank merges fewer in less time than another exchange takes.
+const MIN_SORTED_ROWS: usize = 100_000;
 
 /// Longest time until all ranks take requests, after their posts are open.
 const MAX_READY_TIME: Duration = Duration::from_secs(30);
@@ -54,6 +57,8 @@ pub struct SessionOptions {
     pub partitions: usize,
     /// Bytes of input for each partition. Fewer ranks scan a table that is smaller than one share for each.
     pub partition_bytes: usize,
+    /// Rows from which on each rank sorts a range of the keys. One rank merges fewer rows, if it is known how many there are.
+    pub min_sorted_rows: usize,
     /// What the last stage of queries may use, which runs in this process.
     pub memory: Memory,
     /// How this process reaches object stores.
@@ -68,6 +73,7 @@ impl Default for SessionOptions {
         Self {
             partitions: MIN_PARTITIONS,
             partition_bytes: 1 << 20,
+            min_sorted_rows: MIN_SORTED_ROWS,
             memory: Memory::default(),
             stores: StoreOptions::default(),
             recovery: Recovery::default(),
@@ -265,17 +271,25 @@ impl Session {
         self.run(run).await
     }
 
-    /// Computes a plan, has the ranks keep its rows in their memory, and returns a plan that reads them. The ranks forget
-    /// them with the last copy of that plan.
+    /// Computes a plan, has so many ranks keep each of its rows in their memory, and returns a plan that reads them. The
+    /// ranks forget them with the last copy of that plan.
     ///
     /// # Errors
-    /// Of the query; [`Code::OutOfMemory`] if the rows do not fit. A query over rows of a rank that was lost fails with
-    /// [`Code::StateLost`].
-    pub async fn persist(&self, plan: LogicalPlan) -> QueryResult<LogicalPlan> {
+    /// Of the query; [`Code::OutOfMemory`] if the rows do not fit; [`Code::InvalidRequest`] if there are fewer ranks than
+    /// `replicas`, or the session does not go on without lost ranks. A query over rows all ranks of which were lost fails
+    /// with [`Code::StateLost`].
+    pub async fn persist(&self, plan: LogicalPlan, replicas: usize) -> QueryResult<LogicalPlan> {
+        if replicas > 1 && self.recovery == Recovery::Query {
+            let message = "copies of kept rows are for sessions that go on without lost ranks: open the session with \
+                           recover=\"tasks\" or recover=\"auto\", or keep one replica";
+            return Err(DataFusionError::External(
+                Failure::new(Code::InvalidRequest, message).into(),
+            ));
+        }
         let exchange = Arc::clone(&self.exchange);
         let run = |context: SessionContext| {
             let (plan, exchange) = (plan.clone(), Arc::clone(&exchange));
-            async move { kept::persist(&context, plan, &exchange).await }
+            async move { kept::persist(&context, plan, &exchange, replicas).await }
         };
         self.run(run).await
     }
@@ -365,6 +379,7 @@ fn context(
         .with_distributed_desired_task_count_handler(kept::desired_tasks)
         .with_distributed_scale_up_leaf_node_handler(kept::divided)
         .with_distributed_route_tasks_handler(kept::routed)
+        .with_distributed_desired_task_count_handler(ranges::desired_tasks)
         .with_distributed_desired_task_count_handler(whole::desired_tasks)
         .with_distributed_scale_up_leaf_node_handler(whole::divided)
         .with_distributed_file_scan_config_bytes_per_partition(options.partition_bytes)?
@@ -373,6 +388,11 @@ fn context(
     let planner = RankPlanner {
         distributed: Arc::clone(state.query_planner()),
         exchange: Arc::clone(exchange),
+        min_sorted_rows: options.min_sorted_rows,
+        cutter: match options.recovery {
+            Recovery::Query => Cutter::FirstWorker,
+            Recovery::Tasks | Recovery::Auto => Cutter::Session,
+        },
     };
     let state = SessionStateBuilder::new_from_existing(state)
         .with_query_planner(Arc::new(planner))

@@ -187,7 +187,7 @@ async fn heavy_keys(side: &LogicalPlan, key: &Column, session: &dyn Session, ran
 }
 
 /// Number of rows of a plan, if its statistics have it.
-fn known_rows(plan: &Arc<dyn ExecutionPlan>) -> QueryResult<Option<usize>> {
+pub fn known_rows(plan: &Arc<dyn ExecutionPlan>) -> QueryResult<Option<usize>> {
     let statistics = StatisticsContext::new().compute(plan.as_ref(), &StatisticsArgs::new())?;
     Ok(statistics.num_rows.get_value().copied())
 }

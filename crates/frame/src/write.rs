@@ -16,6 +16,8 @@ use datafusion::arrow::array::{Array, StringArray, UInt64Array};
 use datafusion::arrow::datatypes::Schema;
 use datafusion::common::{DataFusionError, Result as QueryResult, plan_err};
 use datafusion::datasource::listing::ListingTableUrl;
+use datafusion::logical_expr::LogicalPlan;
+use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::common::collect;
 use datafusion::prelude::{DataFrame, SessionContext};
 use futures_util::{StreamExt, TryStreamExt};
@@ -28,7 +30,7 @@ use crate::operation::applied;
 use crate::usage::begin;
 pub use encoder::{Encoder, Format};
 pub use files::{NULL_VALUE, prefix_of};
-pub use manifest::{FileEntry, MANIFEST, Manifest, PartitionColumn};
+pub use manifest::{FileEntry, MANIFEST, Manifest, PartitionColumn, SortColumn};
 pub use node::WriteExec;
 
 /// Pauses before the files of a failed run are removed.
@@ -43,6 +45,9 @@ pub struct Output {
     pub partition_by: Vec<String>,
     /// The format of the files.
     pub format: Format,
+    /// What names this write, if it may run several times: a run takes the place of earlier ones that were lost, whose
+    /// files may be in the directory. Letters and digits.
+    pub id: Option<String>,
 }
 
 /// Where the rows of one run go.
@@ -52,6 +57,8 @@ pub struct Target {
     pub output: Output,
     /// The run, which is in the name of every file.
     pub run: String,
+    /// Whether the rows are sorted, and the files keep their order.
+    pub is_sorted: bool,
 }
 
 /// Writes all rows of a frame below a directory, and its manifest.
@@ -60,11 +67,10 @@ pub struct Target {
 /// Of a directory with something in it, of columns that the format cannot hold, of a partition column that is not there
 /// or the only one, and of the query. Files that the run has written are removed then.
 pub async fn write(context: &SessionContext, frame: DataFrame, output: &Output) -> QueryResult<Manifest> {
-    let directory = &output.directory;
-    let url = ListingTableUrl::parse(format!("{}/", directory.trim_end_matches('/')))?;
+    let url = ListingTableUrl::parse(format!("{}/", output.directory.trim_end_matches('/')))?;
     let store = context.runtime_env().object_store(url.object_store())?;
-    if store.list(Some(url.prefix())).next().await.transpose()?.is_some() {
-        return plan_err!("the directory {directory} has something in it: write into one that is empty or not there");
+    if let Some(manifest) = earlier(context, store.as_ref(), &url, output).await? {
+        return Ok(manifest);
     }
     let schema = Arc::new(frame.schema().as_arrow().clone());
     let columns = manifest::partition_columns(&schema, &output.partition_by)?;
@@ -73,17 +79,22 @@ pub async fn write(context: &SessionContext, frame: DataFrame, output: &Output) 
             directory: url.as_str().to_owned(),
             ..output.clone()
         },
-        run: Uuid::new_v4().simple().to_string(),
+        run: match &output.id {
+            Some(id) => format!("{id}-{}", Uuid::new_v4().simple()),
+            None => Uuid::new_v4().simple().to_string(),
+        },
+        // One directory of many has no place in an order of all files.
+        is_sorted: output.partition_by.is_empty() && ends_with_sort(frame.logical_plan()),
     };
     output.format.check(&target.columns(&schema)?)?;
     let written = match written(context, frame, target.clone()).await {
-        Ok(files) if files.is_empty() => without_rows(store.as_ref(), &url, &target, &schema)
+        Ok((files, _)) if files.is_empty() => without_rows(store.as_ref(), &url, &target, &schema)
             .await
-            .map(|file| vec![file]),
+            .map(|file| (vec![file], Vec::new())),
         written => written,
     };
-    let files = match written {
-        Ok(files) => files,
+    let (files, sorted_by) = match written {
+        Ok(written) => written,
         Err(error) => {
             // Tasks of other ranks may end a file before they hear of the failure.
             for pause in REMOVE_AFTER {
@@ -94,19 +105,57 @@ pub async fn write(context: &SessionContext, frame: DataFrame, output: &Output) 
         }
     };
     let config = context.copied_config();
-    if config.get_extension::<Recovering>().is_some() || config.get_extension::<ByInput>().is_some() {
-        // Runs of tasks that were lost have left theirs.
-        remove_run(store.as_ref(), &url, &target.run, &files).await;
+    let has_lost_tasks = config.get_extension::<Recovering>().is_some() || config.get_extension::<ByInput>().is_some();
+    if has_lost_tasks || output.id.is_some() {
+        // Runs that were lost have left theirs.
+        remove_run(store.as_ref(), &url, output.id.as_ref().unwrap_or(&target.run), &files).await;
     }
     let manifest = Manifest {
         run: target.run,
         format: output.format,
         partition_by: columns,
+        sorted_by,
         files,
     };
     let path = url.prefix().clone().join(MANIFEST);
     store.put(&path, manifest.to_json()?.into()).await?;
     Ok(manifest)
+}
+
+/// The manifest of an earlier run of this write, if one has ended.
+///
+/// # Errors
+/// Of a directory with something else in it.
+async fn earlier(
+    context: &SessionContext,
+    store: &dyn ObjectStore,
+    url: &ListingTableUrl,
+    output: &Output,
+) -> QueryResult<Option<Manifest>> {
+    let ours = output.id.as_deref().map(prefix_of);
+    let mut is_there = false;
+    let mut found = store.list(Some(url.prefix()));
+    while let Some(file) = found.next().await.transpose()? {
+        let name = file.location.filename().unwrap_or_default();
+        is_there = true;
+        if name != MANIFEST && !ours.as_ref().is_some_and(|ours| name.starts_with(ours)) {
+            return refused(output);
+        }
+    }
+    let manifest = match is_there {
+        true => read_manifest(context, &output.directory).await?,
+        false => None,
+    };
+    match (manifest, &output.id) {
+        (Some(manifest), Some(id)) if manifest.run.starts_with(&format!("{id}-")) => Ok(Some(manifest)),
+        (Some(_), _) => refused(output),
+        (None, _) => Ok(None),
+    }
+}
+
+fn refused<T>(output: &Output) -> QueryResult<T> {
+    let directory = &output.directory;
+    plan_err!("the directory {directory} has something in it: write into one that is empty or not there")
 }
 
 impl Target {
@@ -132,9 +181,34 @@ pub async fn read_manifest(context: &SessionContext, directory: &str) -> QueryRe
     }
 }
 
-async fn written(context: &SessionContext, frame: DataFrame, target: Target) -> QueryResult<Vec<FileEntry>> {
+/// Whether the last operation of a plan that changes the order of rows is a sort.
+fn ends_with_sort(plan: &LogicalPlan) -> bool {
+    match plan {
+        LogicalPlan::Sort(_) => true,
+        LogicalPlan::Projection(_) | LogicalPlan::Filter(_) | LogicalPlan::SubqueryAlias(_) | LogicalPlan::Limit(_) => {
+            plan.inputs().into_iter().any(ends_with_sort)
+        }
+        _ => false,
+    }
+}
+
+/// The order of the files that a plan writes.
+fn order_of_files(plan: &Arc<dyn ExecutionPlan>) -> Vec<SortColumn> {
+    match plan.downcast_ref::<WriteExec>() {
+        Some(write) => manifest::sort_columns(write.file_order()),
+        None => plan.children().into_iter().flat_map(order_of_files).collect(),
+    }
+}
+
+/// The files of a frame, and the columns by which they are sorted.
+async fn written(
+    context: &SessionContext,
+    frame: DataFrame,
+    target: Target,
+) -> QueryResult<(Vec<FileEntry>, Vec<SortColumn>)> {
     let plan = applied(target, frame.into_unoptimized_plan())?;
-    let (_, rows, _) = begin(context, plan).await?;
+    let (plan, rows, _) = begin(context, plan).await?;
+    let sorted_by = order_of_files(&plan);
     let batches = collect(rows).await?;
     let mut files = Vec::new();
     for batch in &batches {
@@ -153,7 +227,7 @@ async fn written(context: &SessionContext, frame: DataFrame, target: Target) -> 
         }));
     }
     files.sort_by(|one, other| one.path.cmp(&other.path));
-    Ok(files)
+    Ok((files, sorted_by))
 }
 
 /// Writes a file without rows, so that the columns are known.

@@ -22,11 +22,12 @@ from dayfly_frames._expr import (
     var,
     when,
 )
-from dayfly_frames._frame import Frame, GroupBy, WrittenFile
+from dayfly_frames._frame import Frame, GroupBy
 from dayfly_frames._group import RankSession
 from dayfly_frames._progress import Query, Work
 from dayfly_frames._session import Session
 from dayfly_frames._table import Table, Usage
+from dayfly_frames._write import WrittenFile
 
 __all__ = [
     "Expr",

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from dayfly._failures import error_for
 
 from dayfly_frames import _frames
 from dayfly_frames._expr import Expr, as_column, col
 from dayfly_frames._map import Batch, columns_of, dumped, name_of
-from dayfly_frames._paths import absolute
 from dayfly_frames._progress import Progress
 from dayfly_frames._table import Table
+from dayfly_frames._write import Writing, names_of
 
 Columns = Expr | str | Iterable[Expr | str]
 How = Literal["inner", "left", "right", "full", "semi", "anti", "cross"]
@@ -31,10 +31,6 @@ def _all(columns: tuple[Columns, ...]) -> list[Expr]:
     return found
 
 
-def _keys(on: str | Sequence[str]) -> list[str]:
-    return [on] if isinstance(on, str) else list(on)
-
-
 def _each(flags: bool | Sequence[bool], keys: Sequence[Expr], option: str) -> list[bool]:
     if isinstance(flags, bool):
         return [flags] * len(keys)
@@ -43,18 +39,7 @@ def _each(flags: bool | Sequence[bool], keys: Sequence[Expr], option: str) -> li
     return list(flags)
 
 
-class WrittenFile(NamedTuple):
-    """A file that a rank has written."""
-
-    #: Its path below the directory.
-    path: str
-    #: Its rows.
-    rows: int
-    #: Its bytes.
-    bytes: int
-
-
-class Frame:
+class Frame(Writing):
     """A table that the ranks compute when it is collected. Every method returns a new frame."""
 
     def __init__(self, native: _frames.Frame) -> None:
@@ -151,8 +136,8 @@ class Frame:
         """
         if on is not None and (left_on is not None or right_on is not None):
             raise ValueError("on= names the keys of both sides: give left_on= and right_on= instead")
-        left = _keys(on if on is not None else left_on or [])
-        right = _keys(on if on is not None else right_on or [])
+        left = names_of(on if on is not None else left_on or [])
+        right = names_of(on if on is not None else right_on or [])
         if len(left) != len(right) or (how == "cross") != (not left):
             raise ValueError(
                 "a join needs on=, or left_on= and right_on= with equally many keys; only a cross join has none"
@@ -185,7 +170,7 @@ class Frame:
 
     def unique(self, subset: str | Sequence[str] | None = None) -> Frame:
         """Returns each different row once, in any order; with ``subset``, one row of those equal in these columns."""
-        return Frame(self._native.unique(None if subset is None else _keys(subset)))
+        return Frame(self._native.unique(None if subset is None else names_of(subset)))
 
     def head(self, n: int = 5) -> Frame:
         """Returns the first rows: of a sorted frame its first ones, of another any."""
@@ -223,7 +208,7 @@ class Frame:
         Raises:
             dayfly.RequestError: if there is no key, or no such column.
         """
-        return Frame(self._native.repartition([name for key in keys for name in _keys(key)]))
+        return Frame(self._native.repartition([name for key in keys for name in names_of(key)]))
 
     def concat(self, other: Frame) -> Frame:
         """Returns the rows of both frames, which have columns of the same names."""
@@ -322,7 +307,8 @@ class Frame:
     def _table(self, call: str, compute: Callable[[], _frames.Table]) -> Table:
         group = self._native.group()
         with self._shown():
-            return Table(compute() if group is None else group.table(call, self._native, compute))
+            table = compute() if group is None else group.table(call, self._native, compute)
+        return Table(table, self._native.price())
 
     def _shown(self) -> AbstractContextManager[None]:
         """Shows the query that runs in a block, if the session was asked to."""
@@ -345,74 +331,31 @@ class Frame:
         finally:
             batches.close()
 
-    def persist(self) -> Frame:
+    def persist(self, *, replicas: int = 1) -> Frame:
         """Computes the frame, and keeps its rows in the ranks' memory. Returns a frame that reads them there.
 
         Tasks that read them run on the ranks that have them. The ranks forget the rows when nothing in this process
         refers to the returned frame, or to one made of it, and when the session closes.
 
-        Raises:
-            dayfly.Error: as `collect`; ``out_of_memory`` if the rows do not fit beside what queries use. A query over
-                rows of a rank that was lost raises ``state_lost``: persist the frame again.
-        """
-        group = self._native.group()
-        with self._shown():
-            return Frame(self._native.persist() if group is None else group.persist(self._native))
-
-    def write_parquet(
-        self, directory: str | os.PathLike[str], *, partition_by: str | Sequence[str] = ()
-    ) -> list[WrittenFile]:
-        """Computes the frame, and writes it as Parquet files. Every rank writes its own rows.
-
-        The directory has all rows or none: a manifest comes last, and `Session.scan_parquet` of the directory reads the
-        files that it names. A write that fails removes its files.
-
         Args:
-            directory: an empty directory, or one that is not there. All ranks see it under this path.
-            partition_by: columns whose values name subdirectories, such as ``zone=3``. The files lack these columns.
-
-        Returns:
-            The files, in the order of their paths.
+            replicas: the number of ranks that have each row. With two, the rows of a lost rank are read from their
+                copies. More than one needs a session with ``recover="tasks"`` or ``recover="auto"``, which goes on with
+                the ranks that are left, and as many ranks. Copies count as memory, like the rows.
 
         Raises:
-            dayfly.RequestError: if the directory has something in it, or there is no such column.
-            dayfly.Error: as `collect`, and if the files cannot be written.
+            ValueError: if `replicas` is less than 1.
+            dayfly.RequestError: if there are fewer ranks than replicas, or the session does not go on after a loss.
+            dayfly.Error: as `collect`; ``out_of_memory`` if the rows do not fit beside what queries use. A query over
+                rows all of whose ranks were lost raises ``state_lost``: persist the frame again.
         """
-        return self._written("parquet", directory, partition_by)
-
-    def write_csv(
-        self, directory: str | os.PathLike[str], *, partition_by: str | Sequence[str] = ()
-    ) -> list[WrittenFile]:
-        """Writes CSV files as `write_parquet` does Parquet, each with the names of its columns in the first line.
-
-        CSV knows no types and no difference between null and an empty text. It holds no lists and no structs.
-        """
-        return self._written("csv", directory, partition_by)
-
-    def write_ndjson(
-        self, directory: str | os.PathLike[str], *, partition_by: str | Sequence[str] = ()
-    ) -> list[WrittenFile]:
-        """Writes files with one JSON object a line, as `write_parquet` does Parquet."""
-        return self._written("ndjson", directory, partition_by)
-
-    def write_ipc(
-        self, directory: str | os.PathLike[str], *, partition_by: str | Sequence[str] = ()
-    ) -> list[WrittenFile]:
-        """Writes files in Arrow's IPC format, as `write_parquet` does Parquet."""
-        return self._written("ipc", directory, partition_by)
-
-    def _written(
-        self, form: str, directory: str | os.PathLike[str], partition_by: str | Sequence[str]
-    ) -> list[WrittenFile]:
-        native, group = self._native, self._native.group()
-        asked = form, absolute(directory), _keys(partition_by)
-
-        def write() -> list[tuple[str, int, int]]:
-            return native.write(*asked)
-
+        if replicas < 1:
+            raise ValueError(f"replicas={replicas}: at least one rank keeps each row")
+        group = self._native.group()
+        if group is not None and replicas > 1:
+            message = "a session of Session.of() ends with the first lost rank: keep one replica"
+            raise error_for("invalid_request", message)
         with self._shown():
-            written = write() if group is None else group.lead(f"write_{form}", native, write)
-        return [WrittenFile(*file) for file in written]
+            return Frame(self._native.persist(replicas) if group is None else group.persist(self._native))
 
     def describe(self) -> Table:
         """Computes statistics of all columns: number of values, nulls, mean, standard deviation, smallest and largest
@@ -443,7 +386,7 @@ class Frame:
     def sort_values(self, by: str | Sequence[str], ascending: bool | Sequence[bool] = True) -> Frame:
         """Sorts as `sort` does, by pandas' name."""
         flags = not ascending if isinstance(ascending, bool) else [not flag for flag in ascending]
-        return self.sort(*_keys(by), descending=flags)
+        return self.sort(*names_of(by), descending=flags)
 
 
 class GroupBy:

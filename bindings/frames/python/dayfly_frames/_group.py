@@ -105,7 +105,7 @@ class Group:
         led: list[_frames.Frame] = []
 
         def keep() -> bytes:
-            led.append(frame.persist())
+            led.append(frame.persist(1))
             return self._member.description(led[0])
 
         description = self.lead(call, frame, keep)

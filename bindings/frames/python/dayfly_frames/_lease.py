@@ -7,10 +7,11 @@ import contextlib
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
-from dayfly import Client
+from dayfly import Client, Error
 from dayfly._groups.run import invitation_to, kill_all
 from dayfly._groups.storage import channel_settings, store_cleanup
 from dayfly._groups.storage import settings as store_variables
@@ -18,6 +19,7 @@ from dayfly._leases.defaults import Placement
 from dayfly._leases.gang import Gang
 
 from dayfly_frames import _frames
+from dayfly_frames._detach import Detacher
 from dayfly_frames._progress import Progress
 from dayfly_frames._rank import serve
 from dayfly_frames._session import Session
@@ -90,6 +92,26 @@ class Ranks:
         self._gang, self._serving, self._left = gang, serving, left
         return joined
 
+    def price(self) -> float | None:
+        """Returns what the leases cost in a second, by the prices of their grants; None if the manager does not tell."""
+        gang = self._gang
+        leases = {held.grant["lease"] for held in gang.leases} if gang else set()
+        price, after = 0.0, ""
+        try:
+            while leases:
+                page = json.loads(self._client._native.get(f"/v1/bill?from={round(time.time() * 1000)}{after}"))
+                for line in page["lines"]:
+                    if line["lease"] in leases:
+                        leases.remove(line["lease"])
+                        price += price_of(line, int(self._lease.get("gpus", 0)))
+                if leases and not page.get("next"):
+                    return None
+                after = f"&after={page.get('next')}"
+        except Error:
+            # A token for leases alone, for example.
+            return None
+        return price
+
     def join_again(self, join: Callable[[str], T]) -> T:
         """Gives the workers back, and leases others in their place."""
         self.end(0.5)
@@ -105,6 +127,20 @@ class Ranks:
         with contextlib.suppress(cf.CancelledError):
             gang.shutdown(wait=True, cancel_futures=True)
         self._left.close()
+
+
+def price_of(line: dict[str, Any], gpus: int) -> float:
+    """Returns what a lease costs in a second in which its workers compute, in the unit of the prices.
+
+    Args:
+        line: its line of the bill.
+        gpus: GPUs of each of its workers.
+    """
+    prices = line["prices"]
+    of_core = prices["computing_per_s"] + prices.get("core_per_s", 0)
+    of_worker = line["cores_per_worker"] * of_core + gpus * prices.get("gpu_per_s", 0)
+    billionths = line["memory_bytes"] / (1 << 30) * prices["allocation_per_gib_s"] + line["workers"] * of_worker
+    return float(billionths / 1e9)
 
 
 def store_options(options: StorageOptions) -> dict[str, str]:
@@ -163,6 +199,7 @@ def open_session(
             if native.generation() == generation:
                 native.abandon()
                 workers.join_again(native.rejoin)
+                native.set_price(workers.price())
 
     def end() -> None:
         with renewing:
@@ -171,6 +208,8 @@ def open_session(
     # With "tasks" and "auto", queries come here only if no rank is left, or they have failed on those that are left.
     if recover != "none":
         native.on_loss(renew)
+    native.set_price(workers.price())
+    native.set_detach(Detacher(client, ranks, placement, lease, partition_bytes, stores))
     session = Session(native, end)
     if progress:
         native.set_progress(Progress(session.running))

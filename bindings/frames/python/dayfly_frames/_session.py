@@ -159,6 +159,10 @@ class Session:
         pickled = [dumped_item(item) for item in items]
         return Frame(self._native.items(pickled).map_batches(name_of(function), call, columns, 1))
 
+    def _restored(self, plan: bytes) -> Frame:
+        """Returns the frame of a plan that another session has saved."""
+        return Frame(self._native.restored(plan))
+
     def sql(self, query: str, /, **frames: Frame) -> Frame:
         """Returns a frame of an SQL query, which sees these frames as its tables.
 

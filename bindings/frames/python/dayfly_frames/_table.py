@@ -38,6 +38,9 @@ class Usage(NamedTuple):
     lost_runs: int
     #: What the tasks of each rank have done. Ranks that have done much more than others have more of the rows.
     ranks: dict[int, Work]
+    #: What the leases of all ranks cost in this time, in the unit that the site's prices count in; None where the manager
+    #: does not tell, and inside ranks.
+    cost: float | None
 
 
 class Table:
@@ -46,8 +49,10 @@ class Table:
     ``polars.DataFrame(table)``, ``pyarrow.table(table)`` and ``duckdb.sql("SELECT * FROM table")`` read it.
     """
 
-    def __init__(self, native: _frames.Table) -> None:
+    def __init__(self, native: _frames.Table, price: float | None = None) -> None:
         self._native = native
+        #: What the ranks cost in a second.
+        self._price = price
 
     @property
     def native(self) -> _frames.Table:
@@ -82,8 +87,9 @@ class Table:
         if found is None:
             return None
         seconds, tasks, core_seconds, exchanged_bytes, spilled_bytes, recovery, lost_runs = found
+        cost = None if self._price is None else self._price * seconds
         work = by_rank(tasks)
-        return Usage(seconds, len(tasks), core_seconds, exchanged_bytes, spilled_bytes, recovery, lost_runs, work)
+        return Usage(seconds, len(tasks), core_seconds, exchanged_bytes, spilled_bytes, recovery, lost_runs, work, cost)
 
     def to_pyarrow(self) -> pa.Table:
         """Returns a PyArrow table. Needs ``pyarrow``."""

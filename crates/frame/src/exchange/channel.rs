@@ -27,7 +27,7 @@ use super::reader::Reader;
 use super::requests::{Execute, Key, Plan, Report, Request, Unit, encoded};
 use super::server::Kind;
 use super::{Exchange, REQUESTS, Recovering, rank_of};
-use crate::kept::FrameId;
+use crate::kept::{FrameId, Location};
 
 /// Name of the bytes that an exchange receives, among the measures of its node.
 pub const RECEIVED_BYTES: &str = "received_bytes";
@@ -116,7 +116,9 @@ impl WorkerChannel for RankChannel {
                     exchange.queries().end(key, measures.work());
                     WorkerToCoordinatorMsg::TaskMetrics(measures.decoded())
                 }
-                Report::Place(_) => return Err("the place of a task, as its report".into()),
+                Report::Place(_) | Report::Cuts(_) | Report::Copied(_) => {
+                    return Err("what is no report of a task".into());
+                }
             })
         });
         let last = stream::once(async move {
@@ -202,6 +204,29 @@ pub fn kept_rows(
         Ok(()) => lane.into_batches(),
         Err(error) => stream::once(async { Err(error) }).boxed(),
     }
+}
+
+/// Has a rank copy kept rows of other ranks. Returns the numbers of its copies, in the order of `parts`.
+///
+/// # Errors
+/// If a rank is lost, or has no room for them.
+pub async fn copied_parts(exchange: &Arc<Exchange>, rank: u32, id: FrameId, parts: Vec<Location>) -> Result<Vec<u32>> {
+    let lane = Lane::new(exchange, rank, 1).remove(0);
+    RankChannel::new(exchange, rank).ask(&Request::Copy {
+        lane: lane.number,
+        id,
+        parts,
+    })?;
+    let mut numbers =
+        lane.into_stream(
+            |parts| match rmp_serde::from_slice(parts.first().map_or(&[][..], |part| part)) {
+                Ok(Report::Copied(numbers)) => Ok(numbers),
+                Ok(_) => Err("no numbers of copies".to_owned()),
+                Err(error) => Err(error.to_string()),
+            },
+        );
+    let numbers = numbers.next().await;
+    numbers.unwrap_or_else(|| Err(DataFusionError::Internal(format!("rank {rank} reports no copies"))))
 }
 
 /// One of the lanes of a request. Dropped before its end, it cancels what it brings.

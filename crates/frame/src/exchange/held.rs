@@ -21,7 +21,8 @@ type Append = Box<dyn FnMut(Option<&RecordBatch>) -> Result<Option<Arc<dyn Spill
 /// Rows that are being collected.
 pub struct Holder {
     schema: SchemaRef,
-    batches: Vec<RecordBatch>,
+    /// With the bytes that each counts.
+    batches: Vec<(RecordBatch, usize)>,
     memory: MemoryReservation,
     spills: SpillManager,
     file: Option<Append>,
@@ -30,9 +31,9 @@ pub struct Holder {
 /// All rows of a partition, in the order in which they were collected.
 pub struct Held {
     schema: SchemaRef,
-    batches: Vec<RecordBatch>,
+    batches: Vec<(RecordBatch, usize)>,
     /// Counts the batches while they are there.
-    _memory: MemoryReservation,
+    memory: MemoryReservation,
     spills: SpillManager,
     file: Option<Arc<dyn SpillFile>>,
 }
@@ -40,8 +41,13 @@ pub struct Held {
 impl Holder {
     /// Collects rows with these columns, which count as memory of queries under this name.
     pub fn new(environment: &Arc<RuntimeEnv>, schema: SchemaRef, name: &str) -> Self {
-        let consumer = MemoryConsumer::new(name).with_can_spill(true);
         let metrics = SpillMetrics::new(&ExecutionPlanMetricsSet::new(), 0);
+        Self::measured(environment, schema, name, metrics)
+    }
+
+    /// As [`Holder::new`], with what it spills among the measures of a node.
+    pub fn measured(environment: &Arc<RuntimeEnv>, schema: SchemaRef, name: &str, metrics: SpillMetrics) -> Self {
+        let consumer = MemoryConsumer::new(name).with_can_spill(true);
         Self {
             batches: Vec::new(),
             memory: consumer.register(&environment.memory_pool),
@@ -58,7 +64,7 @@ impl Holder {
     pub fn push(&mut self, batch: RecordBatch, bytes: usize) -> Result<()> {
         if self.file.is_none() {
             if self.memory.try_grow(bytes).is_ok() {
-                self.batches.push(batch);
+                self.batches.push((batch, bytes));
                 return Ok(());
             }
             let mut file = self.spills.create_in_progress_file("keeping the output of a task")?;
@@ -66,7 +72,7 @@ impl Holder {
                 Some(batch) => file.append_batch(batch).map(|_| None),
                 None => file.finish(),
             });
-            for held in self.batches.drain(..) {
+            for (held, _) in self.batches.drain(..) {
                 append(Some(&held))?;
             }
             self.memory.free();
@@ -87,7 +93,7 @@ impl Holder {
         Ok(Held {
             schema: self.schema,
             batches: self.batches,
-            _memory: self.memory,
+            memory: self.memory,
             spills: self.spills,
             file,
         })
@@ -105,9 +111,25 @@ impl Held {
         }
         let rows = stream::iter(0..self.batches.len()).map({
             let held = Arc::clone(self);
-            move |number| Ok(held.batches[number].clone())
+            move |number| Ok(held.batches[number].0.clone())
         });
         Ok(Box::pin(RecordBatchStreamAdapter::new(Arc::clone(&self.schema), rows)))
+    }
+
+    /// Its rows, each of them once. Their memory is free when they are taken.
+    ///
+    /// # Errors
+    /// If its file cannot be read.
+    pub fn into_rows(self) -> Result<SendableRecordBatchStream> {
+        if let Some(file) = self.file {
+            return self.spills.read_spill_as_stream(file, None);
+        }
+        let memory = self.memory;
+        let rows = stream::iter(self.batches).map(move |(batch, bytes)| {
+            memory.shrink(bytes);
+            Ok(batch)
+        });
+        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema, rows)))
     }
 }
 

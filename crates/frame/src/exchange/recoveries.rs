@@ -349,7 +349,7 @@ enum Next {
     Message(Result<Option<(Kind, Vec<Bytes>)>, ExchangeError>),
 }
 
-/// Takes questions of readers for the runs of lost tasks, until the exchange ends.
+/// Takes questions of readers for the runs of lost tasks, and samples of sorts, until the exchange ends.
 pub fn guide(exchange: Arc<Exchange>) -> impl Future<Output = ()> + Send + 'static {
     exchange.recoveries().lock().follows_losses = true;
     async move { answer(exchange).await }
@@ -361,6 +361,7 @@ async fn answer(exchange: Arc<Exchange>) {
             Ok(message) => message,
             Err(PostError::PeerLost { rank, reason }) => {
                 exchange.recoveries().lose(rank, &reason);
+                exchange.leave_sorts_of(rank);
                 continue;
             }
             Err(_) => return,
@@ -374,14 +375,19 @@ async fn answer(exchange: Arc<Exchange>) {
             continue;
         }
         // Other requests are for ranks that execute tasks; a reader cancels its question once it has the place.
-        let Some(Ok(Request::Moved { lane, key, seen, cause })) = request else {
-            continue;
-        };
-        let response = match exchange.recoveries().moved(&exchange, key, seen, &cause) {
-            Ok(place) => vec![Kind::Report.part(), encoded(&Report::Place(place))],
-            Err(failure) => vec![Kind::Error.part(), encoded(&failure)],
-        };
-        // A reader that is lost needs no word.
-        let _ = exchange.send(message.from(), lane, response);
+        let from = message.from();
+        match request {
+            Some(Ok(Request::Moved { lane, key, seen, cause })) => {
+                let response = match exchange.recoveries().moved(&exchange, key, seen, &cause) {
+                    Ok(place) => vec![Kind::Report.part(), encoded(&Report::Place(place))],
+                    Err(failure) => vec![Kind::Error.part(), encoded(&failure)],
+                };
+                // A reader that is lost needs no word.
+                let _ = exchange.send(from, lane, response);
+            }
+            Some(Ok(Request::Sample { lane, part })) => exchange.take_sample(from, lane, part),
+            Some(Ok(Request::Cancel { lane })) => exchange.leave_sort(from, lane),
+            _ => {}
+        }
     }
 }

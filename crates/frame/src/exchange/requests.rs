@@ -14,7 +14,9 @@ use url::Url;
 use uuid::Uuid;
 
 use super::measures::Measures;
-use crate::kept::FrameId;
+use super::samples::Part;
+use crate::kept::{FrameId, Location};
+use crate::ranges::Cuts;
 use crate::recover::Place;
 
 /// Where a key of a run has its number, in that of the stage.
@@ -42,8 +44,16 @@ pub enum Request {
         seen: Place,
         cause: String,
     },
+    /// To the rank that cuts the ranges of a sort: the sample of a part. Response: [`Report::Cuts`].
+    Sample { lane: u32, part: Part },
     /// Sends kept rows.
     Kept { lane: u32, id: FrameId, number: u32 },
+    /// Copies kept rows of other ranks. Response: [`Report::Copied`].
+    Copy {
+        lane: u32,
+        id: FrameId,
+        parts: Vec<Location>,
+    },
     /// Nobody reads a kept frame any more.
     Forget { id: FrameId },
     /// Nobody wants what comes on this lane.
@@ -107,6 +117,10 @@ pub enum Report {
     Measured(Measures),
     /// Where a task's output is.
     Place(Place),
+    /// The ranges of a sort.
+    Cuts(Cuts),
+    /// The numbers of copies.
+    Copied(Vec<u32>),
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -24,7 +24,7 @@ use super::outputs::Outputs;
 use super::requests::{Execute, Key, Load, Plan, Report, Request, Unit, encoded};
 use super::{Exchange, REQUESTS, batches, lost_rank};
 use crate::error::failure_of;
-use crate::kept::Store;
+use crate::kept::{self, Store};
 use crate::memory::Memory;
 
 /// What a message on a lane is.
@@ -190,11 +190,22 @@ impl Server {
                     .spawn(async move { responses.send_all(kept.and_then(stream_of)).await });
                 self.aborts.insert((from, lane), abort);
             }
+            Request::Copy { lane, id, parts } => {
+                let responses = self.responses(from, lane);
+                let (store, environment) = (Arc::clone(&self.kept), Arc::clone(&self.environment));
+                let abort = self.running.spawn(async move {
+                    let copied = kept::take(&store, &environment, id, &parts).await;
+                    responses.report_copies(copied.map_err(|error| failure_of(&error)));
+                });
+                self.aborts.insert((from, lane), abort);
+            }
+            Request::Sample { lane, part } => self.exchange.take_sample(from, lane, part),
             Request::Forget { id } => self.kept.forget(id),
             // Only the session has the plans of lost tasks, and waits for ranks.
             Request::Moved { .. } | Request::Ready => {}
             Request::Cancel { lane } => {
                 self.end_plan((from, lane));
+                self.exchange.leave_sort(from, lane);
                 if let Some(abort) = self.aborts.remove(&(from, lane)) {
                     abort.abort();
                 }
@@ -238,6 +249,7 @@ impl Server {
 
     /// Ends what a lost rank asked for.
     fn forget(&mut self, rank: u32) {
+        self.exchange.leave_sorts_of(rank);
         self.feeds.retain(|(from, _), _| *from != rank);
         let _ = self.running.spawn(let_go(self.worker.clone()));
         for (_, abort) in self.aborts.extract_if(|(from, _), _| *from == rank) {
@@ -339,6 +351,14 @@ impl Responses {
             Ok(()) => self.send(Kind::End, Vec::new()),
             Err(failure) => self.send(Kind::Error, vec![encoded(&self.memory.explain(failure))]),
         };
+    }
+
+    fn report_copies(&self, copied: Result<Vec<u32>, Failure>) {
+        let sent = copied.and_then(|numbers| {
+            let report = vec![encoded(&Report::Copied(numbers))];
+            self.send(Kind::Report, report).map_err(|error| error.to_failure())
+        });
+        self.end(sent.map(drop));
     }
 
     async fn send_all(&self, batches: Result<SendableRecordBatchStream, Failure>) {

@@ -32,8 +32,13 @@ pub type Item = Arc<[u8]>;
 /// # Errors
 /// Of DataFusion.
 pub fn items(items: Vec<Item>) -> QueryResult<LogicalPlan> {
-    let table = provider_as_source(Arc::new(Items(items)));
+    let table = provider_as_source(table_of(items));
     LogicalPlanBuilder::scan("items", table, None)?.build()
+}
+
+/// The table of such a plan.
+pub fn table_of(items: Vec<Item>) -> Arc<dyn TableProvider> {
+    Arc::new(Items(items))
 }
 
 /// How many ranks have items.
@@ -57,7 +62,7 @@ pub fn divided(event: ScaleUpLeafNodeEvent<'_>) -> Option<QueryResult<ScaleUpLea
 }
 
 /// A table of items.
-struct Items(Vec<Item>);
+pub struct Items(pub Vec<Item>);
 
 impl fmt::Debug for Items {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -16,7 +16,7 @@ use dayfly_protocol::error::{Code, Failure};
 use futures_util::TryStreamExt;
 use serde::{Deserialize, Serialize};
 
-use super::{FrameId, Kept, KeptTable, Part, Store, reading};
+use super::{FrameId, Kept, KeptTable, Location, Part, Store, reading};
 use crate::codec;
 use crate::error::failure_of;
 use crate::exchange::{Exchange, kept_rows};
@@ -89,8 +89,11 @@ impl KeptFrame {
                 false => batches,
             };
             kept.parts.push(Part {
-                rank: store.rank(),
-                number: store.put(id, batches, memory),
+                location: Location {
+                    rank: store.rank(),
+                    number: store.put(id, batches, memory),
+                },
+                copies: Vec::new(),
                 rows,
                 bytes: bytes as u64,
             });
@@ -140,7 +143,8 @@ impl KeptFrame {
     /// # Errors
     /// [`Code::StateLost`] if it has forgotten them.
     pub(crate) fn own_rows(&self, store: &Store) -> Result<Vec<RecordBatch>, Failure> {
-        let own = self.parts.iter().filter(|part| part.rank == store.rank());
+        let locations = self.parts.iter().map(|part| part.location);
+        let own = locations.filter(|location| location.rank == store.rank());
         let mut batches = Vec::new();
         for part in own {
             let rows = store.get(self.id, part.number)?;
@@ -153,11 +157,12 @@ impl KeptFrame {
     pub(crate) async fn all_rows(&self, store: &Store) -> QueryResult<Vec<RecordBatch>> {
         let mut all = Vec::new();
         for part in &self.parts {
-            if part.rank == store.rank() {
-                let rows = store.get(self.id, part.number);
+            let Location { rank, number } = part.location;
+            if rank == store.rank() {
+                let rows = store.get(self.id, number);
                 all.extend(rows.map_err(|failure| DataFusionError::External(failure.into()))?);
             } else {
-                let rows = kept_rows(store.exchange(), part.rank, self.id, part.number);
+                let rows = kept_rows(store.exchange(), rank, self.id, number);
                 all.extend(rows.try_collect::<Vec<_>>().await?);
             }
         }

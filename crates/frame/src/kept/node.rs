@@ -24,7 +24,7 @@ use crate::exchange::compact;
 use crate::memory::CANNOT_KEEP;
 use crate::operation::{Operation, only_input};
 
-/// The columns that ranks report: those of [`Part`](super::Part).
+/// The columns that ranks report: those of a [`Part`](super::Part) without copies.
 fn reported() -> SchemaRef {
     Arc::new(Schema::new(vec![
         Field::new("rank", DataType::UInt32, false),
@@ -54,7 +54,8 @@ impl Operation for Keep {
     }
 }
 
-fn does_not_fit(rank: u32) -> DataFusionError {
+/// The error of a rank that has no room for rows that it should keep.
+pub fn does_not_fit(rank: u32) -> DataFusionError {
     let message = format!(
         "the memory of rank {rank} {CANNOT_KEEP}: lease more memory or more ranks, keep fewer rows or columns, or drop \
          other kept frames"

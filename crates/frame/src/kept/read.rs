@@ -1,8 +1,10 @@
 //! Reading kept frames: a leaf whose tasks run on the ranks that have the rows.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
+use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::stats::Precision;
 use datafusion::common::tree_node::TreeNodeRecursion;
@@ -22,7 +24,7 @@ use dayfly_protocol::error::{Code, Failure};
 use futures_util::stream::{self, BoxStream};
 use futures_util::{StreamExt, TryStreamExt};
 
-use super::{FrameId, Kept, Part, Store};
+use super::{FrameId, Kept, Location, Part, Store};
 use crate::error::failure_of;
 use crate::exchange::{Recovering, address_of, kept_rows};
 
@@ -41,8 +43,8 @@ pub fn divided(event: ScaleUpLeafNodeEvent<'_>) -> Option<QueryResult<ScaleUpLea
     let of_task = |task: usize| {
         let own = ranks.iter().skip(task).step_by(tasks);
         let own: Vec<_> = own.collect();
-        let parts = leaf.rows.parts.iter().filter(|part| own.contains(&&part.rank));
-        parts.copied().collect::<Vec<_>>()
+        let parts = leaf.rows.parts.iter().filter(|part| own.contains(&&part.location.rank));
+        parts.cloned().collect::<Vec<_>>()
     };
     let shares: Vec<_> = (0..tasks).map(of_task).collect();
     // As many partitions in each task: all parts of a leaf have that in common.
@@ -67,7 +69,7 @@ pub fn routed(event: RouteTasksEvent<'_>) -> Option<QueryResult<RouteTasksEventR
     let tasks = first_reads(event.plan)?;
     // A task without rows may run anywhere; there are as many ranks as tasks.
     let urls = (0u32..).zip(&tasks).map(|(task, read)| {
-        let rank = read.rows.parts.first().map_or(task, |part| part.rank);
+        let rank = read.rows.parts.first().map_or(task, |part| part.location.rank);
         address_of(rank)
     });
     (tasks.len() == event.task_count).then(|| Ok(RouteTasksEventResponse::new(urls.collect())))
@@ -102,7 +104,7 @@ pub struct Rows {
 impl Rows {
     /// The ranks that have them, each once.
     fn ranks(&self) -> Vec<u32> {
-        let mut ranks: Vec<_> = self.parts.iter().map(|part| part.rank).collect();
+        let mut ranks: Vec<_> = self.parts.iter().map(|part| part.location.rank).collect();
         ranks.sort_unstable();
         ranks.dedup();
         ranks
@@ -217,21 +219,12 @@ impl ExecutionPlan for KeptExec {
             .iter()
             .skip(partition)
             .step_by(partitions)
-            .copied()
+            .cloned()
             .collect();
         let id = self.rows.id;
-        let batches = stream::iter(own).map(move |part| -> BoxStream<'static, QueryResult<_>> {
-            if part.rank != store.rank() {
-                let rows = kept_rows(store.exchange(), part.rank, id, part.number);
-                return match is_recovering {
-                    true => rows.map_err(move |error| lost(error, part.rank)).boxed(),
-                    false => rows,
-                };
-            }
-            match store.get(id, part.number) {
-                Ok(batches) => stream::iter(batches).map(Ok).boxed(),
-                Err(failure) => stream::once(async { Err(DataFusionError::External(failure.into())) }).boxed(),
-            }
+        let batches = stream::iter(own).map(move |part| {
+            let reading = Reading::new(Arc::clone(&store), id, &part, is_recovering);
+            stream::unfold(reading, Reading::next)
         });
         let projection = self.rows.projection.clone();
         let sent = MetricBuilder::new(&self.measures).output_rows(partition);
@@ -244,6 +237,79 @@ impl ExecutionPlan for KeptExec {
             std::future::ready(read)
         });
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), rows)))
+    }
+}
+
+/// The rows of a part, of the first rank that has them. If it is lost, the next one goes on.
+struct Reading {
+    store: Arc<Store>,
+    id: FrameId,
+    is_recovering: bool,
+    current: Location,
+    next: VecDeque<Location>,
+    /// Those of the current rank; `None` after the last batch.
+    rows: Option<BoxStream<'static, QueryResult<RecordBatch>>>,
+    /// Batches that were returned.
+    returned: usize,
+    /// Batches of the current rank that were returned before.
+    repeated: usize,
+}
+
+impl Reading {
+    fn new(store: Arc<Store>, id: FrameId, part: &Part, is_recovering: bool) -> Self {
+        let all = std::iter::once(&part.location).chain(&part.copies).copied();
+        let (own, others): (Vec<_>, Vec<_>) = all.partition(|location| location.rank == store.rank());
+        let mut next: VecDeque<_> = own.into_iter().chain(others).collect();
+        let current = next.pop_front().unwrap_or(part.location);
+        Self {
+            rows: Some(rows_at(&store, id, current)),
+            store,
+            id,
+            is_recovering,
+            current,
+            next,
+            returned: 0,
+            repeated: 0,
+        }
+    }
+
+    async fn next(mut self) -> Option<(QueryResult<RecordBatch>, Self)> {
+        loop {
+            match self.rows.as_mut()?.next().await? {
+                Ok(_) if self.repeated > 0 => self.repeated -= 1,
+                Ok(batch) => {
+                    self.returned += 1;
+                    return Some((Ok(batch), self));
+                }
+                Err(error) => {
+                    let are_lost = matches!(failure_of(&error).code, Code::RankLost | Code::StateLost);
+                    let Some(next) = self.next.pop_front().filter(|_| are_lost) else {
+                        self.rows = None;
+                        let rank = self.current.rank;
+                        let error = if self.is_recovering { lost(error, rank) } else { error };
+                        return Some((Err(error), self));
+                    };
+                    tracing::warn!(
+                        lost = self.current.rank,
+                        rank = next.rank,
+                        "kept rows are read from a copy"
+                    );
+                    self.current = next;
+                    self.rows = Some(rows_at(&self.store, self.id, next));
+                    self.repeated = self.returned;
+                }
+            }
+        }
+    }
+}
+
+fn rows_at(store: &Store, id: FrameId, location: Location) -> BoxStream<'static, QueryResult<RecordBatch>> {
+    if location.rank != store.rank() {
+        return kept_rows(store.exchange(), location.rank, id, location.number);
+    }
+    match store.get(id, location.number) {
+        Ok(batches) => stream::iter(batches).map(Ok).boxed(),
+        Err(failure) => stream::once(async { Err(DataFusionError::External(failure.into())) }).boxed(),
     }
 }
 

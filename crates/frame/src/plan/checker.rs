@@ -11,6 +11,7 @@ mod leaf;
 mod limits;
 mod nodes;
 mod order;
+mod ranges;
 mod union;
 
 #[cfg(test)]
@@ -141,6 +142,7 @@ fn visit(node: &Plan, above: Above) -> Check<Rows> {
     let rows = children.iter().map(|child| visit(child, below));
     let rows = rows.collect::<Check<Vec<_>>>()?;
     order::check(node)?;
+    ranges::check(node, above)?;
     if children.is_empty() {
         return leaf::check(node, above);
     }

@@ -35,6 +35,7 @@ use datafusion_distributed::{BroadcastExec, NetworkBoundaryExt, NetworkCoalesceE
 
 use crate::functions::items::ItemsExec;
 use crate::kept::KeptExec;
+use crate::ranges::{InOrderExec, RangesExec};
 use crate::repartition::RepartitionedExec;
 
 type Plan = Arc<dyn ExecutionPlan>;
@@ -158,8 +159,8 @@ fn of_node(plan: &Plan, mut inputs: Vec<Vec<bool>>) -> Same {
         same.resize(width, values_are_same);
         return Some(same);
     }
-    if plan.is::<WindowAggExec>() || plan.is::<BoundedWindowAggExec>() {
-        // A row's number among equal ones may differ.
+    if plan.is::<WindowAggExec>() || plan.is::<BoundedWindowAggExec>() || plan.is::<RangesExec>() {
+        // A row's number among equal ones may differ, and so may the range of a key that is in several.
         let mut same = inputs.pop()?;
         same.resize(width, false);
         return Some(same);
@@ -256,6 +257,7 @@ fn passes(plan: &Plan) -> bool {
         || plan.is::<RepartitionedExec>()
         || plan.is::<CoalescePartitionsExec>()
         || plan.is::<SortPreservingMergeExec>()
+        || plan.is::<InOrderExec>()
         || plan.is::<SortExec>()
         || plan.is::<CooperativeExec>()
         || plan.is::<BroadcastExec>()

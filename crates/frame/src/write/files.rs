@@ -159,7 +159,7 @@ impl Files {
             directory,
             name,
         } = &self.place;
-        let path = format!("{below}{name}{}.{}", self.written.len(), format.extension());
+        let path = format!("{below}{name}{:05}.{}", self.written.len(), format.extension());
         let place = Path::parse(format!("{directory}/{path}")).map_err(object_store::Error::from)?;
         self.open = Some(OpenFile {
             path,

@@ -5,6 +5,8 @@ use std::str::FromStr;
 use super::encoder::Format;
 use datafusion::arrow::datatypes::{DataType, Schema};
 use datafusion::common::{DataFusionError, Result as QueryResult, plan_err};
+use datafusion::physical_expr::LexOrdering;
+use datafusion::physical_expr::expressions::Column;
 use serde::{Deserialize, Serialize};
 
 /// Name of the manifest. Scans of directories leave out what begins with `_`.
@@ -19,6 +21,9 @@ pub struct Manifest {
     pub format: Format,
     /// Columns that are in the names of directories.
     pub partition_by: Vec<PartitionColumn>,
+    /// Columns by which the rows of all files are sorted, if the files are read in the order of their paths.
+    #[serde(default)]
+    pub sorted_by: Vec<SortColumn>,
     /// The files, in the order of their paths.
     pub files: Vec<FileEntry>,
 }
@@ -30,6 +35,17 @@ pub struct PartitionColumn {
     pub name: String,
     /// Its Arrow type.
     pub data_type: String,
+}
+
+/// A column by which rows are sorted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SortColumn {
+    /// Its name.
+    pub name: String,
+    /// Whether larger values come first.
+    pub descending: bool,
+    /// Whether nulls come first.
+    pub nulls_first: bool,
 }
 
 impl PartitionColumn {
@@ -103,6 +119,20 @@ pub fn partition_columns(schema: &Schema, names: &[String]) -> QueryResult<Vec<P
     names.iter().map(column).collect()
 }
 
+/// The columns of an order, up to a key that is no column.
+pub fn sort_columns(order: Option<&LexOrdering>) -> Vec<SortColumn> {
+    let keys = order.into_iter().flatten();
+    let columns = keys.map_while(|key| {
+        let column = key.expr.downcast_ref::<Column>()?;
+        Some(SortColumn {
+            name: column.name().to_owned(),
+            descending: key.options.descending,
+            nulls_first: key.options.nulls_first,
+        })
+    });
+    columns.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,6 +143,7 @@ mod tests {
             run: "1".into(),
             format: Format::Parquet,
             partition_by: Vec::new(),
+            sorted_by: Vec::new(),
             files: vec![FileEntry {
                 path: path.into(),
                 rows: 1,

@@ -13,10 +13,13 @@ use datafusion::execution::memory_pool::MemoryConsumer;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_expr::{
-    EquivalenceProperties, LexRequirement, OrderingRequirements, PhysicalExpr, PhysicalSortRequirement,
+    EquivalenceProperties, LexOrdering, LexRequirement, OrderingRequirements, PhysicalExpr, PhysicalSortRequirement,
 };
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties};
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, Distribution, ExecutionPlan, ExecutionPlanProperties, InputDistributionRequirements,
+    PlanProperties,
+};
 use datafusion_distributed::DistributedTaskContext;
 use futures_util::TryStreamExt;
 
@@ -50,16 +53,45 @@ impl Operation for Target {
     }
 }
 
+/// Which order the files of a write have together.
+#[derive(Debug, Clone)]
+enum Order {
+    /// None.
+    Any,
+    /// That of the input, whose rows are in one partition.
+    Together(LexOrdering),
+    /// That of the input, whose partitions have ranges in order.
+    Ranges(LexOrdering),
+}
+
 /// Writes the rows of its input, each partition into files of its own, and returns these files.
 #[derive(Debug)]
 pub struct WriteExec {
     input: Arc<dyn ExecutionPlan>,
     target: Target,
+    order: Order,
     properties: Arc<PlanProperties>,
 }
 
 impl WriteExec {
+    /// Writes the rows of this input. If they are sorted, which the target states, and in one place, they stay in order.
     pub fn new(input: Arc<dyn ExecutionPlan>, target: Target) -> Self {
+        let is_together = input.output_partitioning().partition_count() == 1;
+        let order = input.output_ordering().filter(|_| is_together && target.is_sorted);
+        let order = order.cloned().map_or(Order::Any, Order::Together);
+        Self::with_order(input, target, order)
+    }
+
+    /// The same write of an input whose partitions have ranges in order.
+    pub fn by_ranges(&self, input: Arc<dyn ExecutionPlan>) -> Self {
+        let order = match &self.order {
+            Order::Together(order) | Order::Ranges(order) => Order::Ranges(order.clone()),
+            Order::Any => Order::Any,
+        };
+        Self::with_order(input, self.target.clone(), order)
+    }
+
+    fn with_order(input: Arc<dyn ExecutionPlan>, target: Target, order: Order) -> Self {
         let own = PlanProperties::new(
             EquivalenceProperties::new(reported()),
             datafusion::physical_plan::Partitioning::UnknownPartitioning(input.output_partitioning().partition_count()),
@@ -69,7 +101,25 @@ impl WriteExec {
         Self {
             input,
             target,
+            order,
             properties: Arc::new(own),
+        }
+    }
+
+    pub fn input(&self) -> &Arc<dyn ExecutionPlan> {
+        &self.input
+    }
+
+    /// Whether its files are in order only if the partitions of its input are.
+    pub fn writes_ranges(&self) -> bool {
+        matches!(self.order, Order::Ranges(_))
+    }
+
+    /// The order of the rows of all files, one after the other by their names.
+    pub fn file_order(&self) -> Option<&LexOrdering> {
+        match &self.order {
+            Order::Any => None,
+            Order::Together(order) | Order::Ranges(order) => Some(order),
         }
     }
 
@@ -90,6 +140,9 @@ impl DisplayAs for WriteExec {
         if !self.target.output.partition_by.is_empty() {
             write!(f, ", partition_by={}", self.target.output.partition_by.join(", "))?;
         }
+        if let Some(order) = self.file_order() {
+            write!(f, ", in the order of [{order}]")?;
+        }
         Ok(())
     }
 }
@@ -107,7 +160,17 @@ impl ExecutionPlan for WriteExec {
         vec![&self.input]
     }
 
+    fn input_distribution_requirements(&self) -> InputDistributionRequirements {
+        InputDistributionRequirements::new(vec![match self.order {
+            Order::Together(_) => Distribution::SinglePartition,
+            Order::Any | Order::Ranges(_) => Distribution::UnspecifiedDistribution,
+        }])
+    }
+
     fn required_input_ordering(&self) -> Vec<Option<OrderingRequirements>> {
+        if let Some(order) = self.file_order() {
+            return vec![Some(OrderingRequirements::from(order.clone()))];
+        }
         // One file is open at a time, so equal values come together.
         let places = self.places().unwrap_or_default();
         let schema = self.input.schema();
@@ -134,7 +197,11 @@ impl ExecutionPlan for WriteExec {
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> QueryResult<Arc<dyn ExecutionPlan>> {
         let input = only_input(children)?;
-        Ok(Arc::new(Self::new(input, self.target.clone())))
+        Ok(Arc::new(Self::with_order(
+            input,
+            self.target.clone(),
+            self.order.clone(),
+        )))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> QueryResult<SendableRecordBatchStream> {
@@ -144,11 +211,9 @@ impl ExecutionPlan for WriteExec {
         let recovering = context.session_config().get_extension::<Recovering>();
         // A rank that only seems to be lost may go on writing.
         let attempt = recovering.map_or(0, |recovering| recovering.attempt);
-        let attempt = match attempt {
-            0 => String::new(),
-            _ => format!("r{attempt}-"),
-        };
-        let name = format!("{}{attempt}{task}-{partition}-", prefix_of(&self.target.run));
+        // The names are in the order of tasks, partitions and files.
+        let prefix = prefix_of(&self.target.run);
+        let name = format!("{prefix}{task:05}-{partition:05}-{attempt}-");
         let memory = MemoryConsumer::new("WriteExec").register(context.memory_pool());
         let schema = self.input.schema();
         let place = Place {

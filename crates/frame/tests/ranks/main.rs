@@ -9,6 +9,7 @@ mod members;
 mod memory;
 mod queries;
 mod recovery;
+mod sorting;
 mod tpch;
 mod wires;
 mod writing;

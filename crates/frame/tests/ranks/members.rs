@@ -33,7 +33,7 @@ fn persisted(member: &Member, plan: LogicalPlan) -> (KeptFrame, Option<LogicalPl
     let session = member.session();
     let kept = member
         .is_leader()
-        .then(|| session.runtime().block_on(session.persist(plan)).unwrap());
+        .then(|| session.runtime().block_on(session.persist(plan, 1)).unwrap());
     let description = kept
         .as_ref()
         .map(|plan| KeptFrame::of(plan).unwrap().to_bytes().unwrap())

@@ -14,8 +14,8 @@ use datafusion::prelude::{ParquetReadOptions, SessionContext, col};
 use dayfly_comm::Communicator;
 use dayfly_comm::post::{Post, PostOptions};
 use dayfly_frame::{
-    BatchFunctions, Functions, MapCall, RankOptions, Recovery, Session, SessionOptions, Task, Usage, failure_of,
-    map_batches, serve,
+    BatchFunctions, Functions, MapCall, RankOptions, Recovery, Session, SessionOptions, Task, Usage, explain,
+    failure_of, map_batches, serve,
 };
 use dayfly_protocol::error::{Code, Failure};
 
@@ -376,7 +376,7 @@ fn kept_rows_of_a_killed_rank_are_reported() {
     let (found, expected) = run(&whole, place.path(), |session, killer| {
         session.runtime().block_on(async {
             let plan = session.context().sql(GROUPED).await.unwrap().into_unoptimized_plan();
-            let kept = session.persist(plan).await.unwrap();
+            let kept = session.persist(plan, 1).await.unwrap();
             assert!(killer.kill_one_of(1, 0));
             let is_noticed = async {
                 while session.ranks_left() > 2 {
@@ -386,6 +386,77 @@ fn kept_rows_of_a_killed_rank_are_reported() {
             tokio::time::timeout(PATIENCE, is_noticed).await.unwrap();
             let failure = failure_of(&session.collect(kept).await.unwrap_err());
             assert_eq!(failure.code, Code::StateLost, "{failure}");
+        });
+    });
+    assert_eq!(found.unwrap().0, expected);
+}
+
+#[test]
+fn copies_are_read_after_a_loss() {
+    let place = tempfile::tempdir().unwrap();
+    let whole = Run {
+        ranks: 3,
+        query: ANY,
+        recovery: Recovery::Tasks,
+        plan: called,
+        event: first_callers(0),
+    };
+    let (found, expected) = run(&whole, place.path(), |session, killer| {
+        session.runtime().block_on(async {
+            let plan = || async { session.context().sql(ANY).await.unwrap().into_unoptimized_plan() };
+            let kept = session.persist(plan().await, 2).await.unwrap();
+            let rows = || async { sorted(&session.collect(kept.clone()).await.unwrap().batches) };
+            let expected = rows().await;
+            assert_eq!(expected.len(), (FILES * ROWS) as usize + 4);
+            assert!(killer.kill_one_of(1, 0));
+            // The first one is planned for the lost rank.
+            assert_eq!(rows().await, expected);
+            let is_noticed = async {
+                while session.ranks_left() > 2 {
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::time::timeout(PATIENCE, is_noticed).await.unwrap();
+            assert_eq!(rows().await, expected);
+            let failure = failure_of(&session.persist(plan().await, 3).await.unwrap_err());
+            assert_eq!(failure.code, Code::InvalidRequest, "{failure}");
+            // Of some parts, both ranks are lost now.
+            assert!(killer.kill_one_of(2, 1));
+            let failure = failure_of(&session.collect(kept.clone()).await.unwrap_err());
+            assert_eq!(failure.code, Code::StateLost, "{failure}");
+        });
+    });
+    assert_eq!(found.unwrap().0, expected);
+}
+
+/// Sorts what the function returns.
+fn sorted_after_call(input: LogicalPlan) -> LogicalPlan {
+    let sorted = LogicalPlanBuilder::from(called(input)).sort([col("total").sort(false, false)]);
+    sorted.unwrap().build().unwrap()
+}
+
+#[test]
+fn sorted_ranges_survive_a_killed_rank() {
+    let place = tempfile::tempdir().unwrap();
+    let killed = Run {
+        ranks: 3,
+        query: ANY,
+        recovery: Recovery::Tasks,
+        plan: sorted_after_call,
+        event: at_call_of(1),
+    };
+    let (found, expected) = run(&killed, place.path(), |session, _| {
+        session.runtime().block_on(async {
+            let plan = session.context().sql(ANY).await.unwrap().into_unoptimized_plan();
+            let plan = sorted_after_call(plan);
+            let text = explain(session.context(), plan.clone()).await.unwrap();
+            assert!(text.contains("RangesExec"), "{text}");
+            let rows = session.collect(plan).await.unwrap().batches;
+            let totals = rows.iter().flat_map(|batch| {
+                let totals = batch.column(2).as_any().downcast_ref::<Int64Array>().unwrap();
+                totals.values().to_vec()
+            });
+            assert!(totals.eq((0..FILES * ROWS).rev()));
         });
     });
     assert_eq!(found.unwrap().0, expected);

@@ -6,8 +6,11 @@ use std::sync::Arc;
 use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::dataframe::DataFrame;
+use datafusion::logical_expr::JoinType;
 use datafusion::prelude::{ParquetReadOptions, SessionContext};
-use dayfly_frame::{Format, Output, RankOptions, Session, SessionOptions, Source, serve, write};
+use dayfly_frame::{
+    Format, Output, RankOptions, Session, SessionOptions, Source, restored, saved, serve, sorted_join, write,
+};
 
 use crate::files_below;
 use crate::thread_group::{Net, group, options};
@@ -67,6 +70,7 @@ fn output(directory: &Path, partition_by: &[&str], format: Format) -> Output {
         directory: directory.to_str().unwrap().to_owned(),
         partition_by: partition_by.iter().map(|name| (*name).to_owned()).collect(),
         format,
+        id: None,
     }
 }
 
@@ -106,8 +110,8 @@ fn written_frames_are_read_as_they_were() {
                 .unwrap();
             assert_eq!(written.files.iter().map(|file| file.rows).sum::<u64>(), 4 * ROWS as u64);
             // Both ranks have written.
-            for task in ["-0-", "-1-"] {
-                let of_task = |file: &&dayfly_frame::FileEntry| file.path.contains(&format!("{}{task}", written.run));
+            for task in ["00000-", "00001-"] {
+                let of_task = |file: &&dayfly_frame::FileEntry| file.path.contains(&format!("{}-{task}", written.run));
                 assert!(written.files.iter().any(|file| of_task(&file)), "{written:?}");
             }
             // What another run left behind is not read.
@@ -198,4 +202,80 @@ fn frame_without_rows_keeps_its_columns() {
         assert_eq!(names, ["number", "word", "digit"]);
         assert_eq!(again.count().await.unwrap(), 0);
     });
+}
+
+#[test]
+fn write_with_an_id_takes_the_place_of_lost_runs() {
+    with_session(2, async |context, place| {
+        let directory = place.join("again");
+        std::fs::create_dir(&directory).unwrap();
+        let output = Output {
+            id: Some("w1".into()),
+            ..output(&directory, &[], Format::Parquet)
+        };
+        std::fs::write(directory.join("part-w1-lost-0.parquet"), "cut off").unwrap();
+        let written = write(context, source(context, place).await, &output).await.unwrap();
+        assert_eq!(files_below(&directory), written.files.len() + 1);
+        let found = read(context, &directory, Format::Parquet).await;
+        assert_eq!(found.count().await.unwrap(), 4 * ROWS as usize);
+        // A run that comes late finds that all is done.
+        let again = write(context, source(context, place).await, &output).await.unwrap();
+        assert_eq!(again, written);
+        let other = Output {
+            id: Some("w2".into()),
+            ..output
+        };
+        let refused = write(context, source(context, place).await, &other).await.unwrap_err();
+        assert!(refused.to_string().contains("has something in it"), "{refused}");
+    });
+}
+
+#[test]
+fn saved_plans_return_the_same_rows() {
+    with_session(2, async |context, place| {
+        let numbers = source(context, place).await;
+        let small = numbers.clone().limit(0, Some(3)).unwrap().collect().await.unwrap();
+        let memory = context.read_batches(small).unwrap();
+        let csv = place.join("csv");
+        let output = output(&csv, &[], Format::Csv);
+        write(context, numbers.clone(), &output).await.unwrap();
+        context.register_table("numbers", numbers.clone().into_view()).unwrap();
+        let query =
+            "SELECT digit, count(*) FROM numbers WHERE number IN (SELECT max(number) FROM numbers GROUP BY word)
+            GROUP BY digit";
+        let ones = numbers.clone().select_columns(&["number"]).unwrap();
+        let ones = ones.with_column_renamed("number", "one").unwrap();
+        let joined = numbers
+            .clone()
+            .join(ones, JoinType::Inner, &["number"], &["one"], None)
+            .unwrap();
+        let joined = sorted_join(joined.logical_plan().clone()).unwrap();
+        let frames = [
+            numbers.clone(),
+            memory,
+            read(context, &csv, Format::Csv).await,
+            context.sql(query).await.unwrap(),
+            DataFrame::new(context.state(), joined),
+        ];
+        for frame in frames {
+            let plan = frame.logical_plan().clone();
+            let bytes = saved(context, &plan).unwrap();
+            let again = DataFrame::new(context.state(), restored(context, &bytes).unwrap());
+            assert_eq!(again.schema().as_arrow().fields(), frame.schema().as_arrow().fields());
+            assert_eq!(sorted(again).await, sorted(frame).await);
+        }
+        for bytes in [&b"no plan"[..], &[0xff; 40]] {
+            assert!(restored(context, bytes).is_err());
+        }
+    });
+}
+
+/// The rows of a frame as lines of text, in order.
+async fn sorted(frame: DataFrame) -> Vec<String> {
+    let text = pretty_format_batches(&frame.collect().await.unwrap())
+        .unwrap()
+        .to_string();
+    let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 from dayfly import Client
 
-from dayfly_frames._bench import data, joins, losses, memory, sessions, skew, tpch, transfers
+from dayfly_frames._bench import data, joins, losses, memory, sessions, skew, sorts, tpch, transfers
 from dayfly_frames._bench.engines import has
 from dayfly_frames._bench.joins import Place
 from dayfly_frames._bench.rows import WrongAnswerError, note
@@ -24,6 +24,7 @@ MEASUREMENTS: dict[str, Measure] = {
     "paper-speedup": joins.speedup,
     "paper-weak": joins.weak,
     "skewed-join": skew.skewed_join,
+    "sort-ranges": sorts.sort_ranges,
     "tpch-sf1": lambda place: tpch.tpch(place, "tpch-sf1", place.scale.tpch["tpch-sf1"]),
     "tpch-sf10": lambda place: tpch.tpch(place, "tpch-sf10", place.scale.tpch["tpch-sf10"]),
     "session-4": sessions.session_4,

@@ -13,6 +13,8 @@ class Scale:
     #: Rows of each side of the paper's join, and for each rank if they grow with the ranks.
     join_rows: int = 4_500_000
     weak_rows: int = 9_100_000
+    #: Rows of a sort.
+    sort_rows: int = 4_500_000
     #: Turns of one comparison.
     runs: int = 9
     #: Turns of sessions with different numbers of ranks.
@@ -46,6 +48,8 @@ class Scale:
 QUICK = Scale(
     join_rows=20_000,
     weak_rows=20_000,
+    # With fewer, one rank merges.
+    sort_rows=120_000,
     runs=1,
     turns=1,
     ranks=(1, 2),

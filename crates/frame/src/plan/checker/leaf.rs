@@ -81,7 +81,10 @@ fn check_parts(node: &Plan, leaf: &DistributedLeafExec) -> Check<()> {
 fn pieces(plan: &Plan) -> Option<Vec<(usize, u64)>> {
     let mut pieces: Vec<_> = if let Some(kept) = plan.downcast_ref::<KeptExec>() {
         let parts = kept.rows().parts.iter();
-        parts.map(|part| (part.rank as usize, u64::from(part.number))).collect()
+        let locations = parts.map(|part| part.location);
+        locations
+            .map(|location| (location.rank as usize, u64::from(location.number)))
+            .collect()
     } else {
         let items = plan.downcast_ref::<ItemsExec>()?.items().iter();
         items.map(|item| (Arc::as_ptr(item).cast::<u8>() as usize, 0)).collect()

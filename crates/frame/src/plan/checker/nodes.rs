@@ -26,6 +26,7 @@ use super::{Check, Plan, Rows, check_keys, is_repartition, union, wrong};
 use crate::functions::MapExec;
 use crate::functions::items::ItemsExec;
 use crate::kept::{KeepExec, KeptExec};
+use crate::ranges::{InOrderExec, RangesExec};
 use crate::repartition::RepartitionedExec;
 use crate::write::WriteExec;
 
@@ -41,6 +42,7 @@ pub fn is_known(node: &Plan) -> bool {
         || node.is::<MapExec>()
         || node.is::<KeepExec>()
         || node.is::<RepartitionedExec>()
+        || node.is::<RangesExec>()
         || node.is::<DataSinkExec>();
     let is_exchange =
         node.is_network_boundary() || is_repartition(node) || node.is::<BroadcastExec>() || is_merge(node);
@@ -69,7 +71,7 @@ fn is_union(node: &Plan) -> bool {
 
 /// Makes one partition of all partitions of a task.
 pub fn is_merge(node: &Plan) -> bool {
-    node.is::<CoalescePartitionsExec>() || node.is::<SortPreservingMergeExec>()
+    node.is::<CoalescePartitionsExec>() || node.is::<SortPreservingMergeExec>() || node.is::<InOrderExec>()
 }
 
 /// Checks a node of a stage of several tasks. `rows` states where those of its inputs are.

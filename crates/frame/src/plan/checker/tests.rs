@@ -10,6 +10,7 @@ use datafusion::dataframe::DataFrameWriteOptions;
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::execution::SessionStateBuilder;
 use datafusion::logical_expr::col;
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::aggregates::AggregateExec;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::joins::{HashJoinExec, NestedLoopJoinExec};
@@ -61,6 +62,11 @@ async fn write_tables(place: &Path) {
 
 /// Plans a query for three ranks.
 async fn planned(query: &str) -> Plan {
+    planned_with(query, Vec::new()).await
+}
+
+/// As [`planned`], with further rules.
+pub async fn planned_with(query: &str, rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>>) -> Plan {
     let place = tempfile::tempdir().unwrap();
     write_tables(place.path()).await;
     let config = SessionConfig::new().with_target_partitions(2);
@@ -70,9 +76,11 @@ async fn planned(query: &str) -> Plan {
         .with_distributed_planner()
         .with_distributed_worker_resolver(Three)
         .with_distributed_file_scan_config_bytes_per_partition(4 << 10)
-        .unwrap()
-        .build();
-    let context = SessionContext::from(state);
+        .unwrap();
+    let state = rules
+        .into_iter()
+        .fold(state, SessionStateBuilder::with_physical_optimizer_rule);
+    let context = SessionContext::from(state.build());
     for table in ["many", "one"] {
         let path = place.path().join(table);
         let options = ParquetReadOptions::default();
@@ -91,14 +99,14 @@ async fn planned(query: &str) -> Plan {
     context.sql(query).await.unwrap().create_physical_plan().await.unwrap()
 }
 
-fn cause(plan: &Plan) -> String {
+pub fn cause(plan: &Plan) -> String {
     let shown = display_plan_ascii(plan.as_ref(), false);
     let refusal = check(plan).expect_err(&shown);
     refusal.to_string()
 }
 
 /// Replaces the nodes for which there is another one.
-fn damaged(plan: &Plan, damage: impl Fn(&Plan) -> Option<Plan>) -> Plan {
+pub fn damaged(plan: &Plan, damage: impl Fn(&Plan) -> Option<Plan>) -> Plan {
     let mut count = 0;
     let changed = Arc::clone(plan).transform_up(|node| {
         Ok(match damage(&node) {

@@ -25,9 +25,9 @@ def symbols(library: Path, *, defined: bool) -> set[str]:
     return {line.split()[-1] for line in lines if line.split()[-2] in kinds}
 
 
-@pytest.fixture(scope="module")
-def c_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("mpi") / "program"
+def compiled(name: str, directory: Path) -> Path:
+    """Returns a C program of this folder, linked with the library."""
+    output = directory / name
     library = library_directory() / SONAME
     run(
         os.environ.get("CC", "cc"),
@@ -38,12 +38,17 @@ def c_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-Werror",
         "-O1",
         "-pthread",
-        PROGRAMS / "program.c",
+        PROGRAMS / f"{name}.c",
         "-o",
         output,
         library,
     )
     return output
+
+
+@pytest.fixture(scope="module")
+def c_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled("program", tmp_path_factory.mktemp("mpi"))
 
 
 def test_library_has_the_name_of_mpich() -> None:
@@ -53,9 +58,16 @@ def test_library_has_the_name_of_mpich() -> None:
 def test_library_exports_interface_symbols_only() -> None:
     names = symbols(library_directory() / SONAME, defined=True)
     functions = {name for name in names if name.startswith(("MPI_", "MPIX_"))}
-    data = {"MPI_UNWEIGHTED", "MPI_WEIGHTS_EMPTY"}
+    of_fortran = {f"MPI_{form}_{which}_IGNORE" for form in ("F", "F08") for which in ("STATUS", "STATUSES")}
+    data = {"MPI_UNWEIGHTED", "MPI_WEIGHTS_EMPTY", "MPI_T_PVAR_ALL_HANDLES"} | of_fortran
     assert names - functions - {f"P{name}" for name in functions} == {"MPIR_Dup_fn"}
     assert {f"P{name}" for name in functions - data} <= names
+
+
+def test_every_name_of_mpich_is_exported() -> None:
+    needed = set((PROGRAMS / "names.txt").read_text().split())
+    assert len(needed) > 650
+    assert needed <= symbols(library_directory() / SONAME, defined=True)
 
 
 def test_mpi4py_finds_every_symbol() -> None:
@@ -79,6 +91,13 @@ def test_c_program_runs_on_ranks(rendezvous: dict[str, Any], c_program: Path, ra
     done = run_ranks(rendezvous, [c_program], ranks)
     assert [status for status, _ in done] == [0] * ranks, done
     assert done[1][1] == f"rank 1 of {ranks} is done\n"
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_newer_functions_run_on_ranks(rendezvous: dict[str, Any], tmp_path: Path, ranks: int) -> None:
+    done = run_ranks(rendezvous, [compiled("newer", tmp_path)], ranks)
+    assert [status for status, _ in done] == [0] * ranks, done
+    assert done[ranks - 1][1] == f"rank {ranks - 1} of {ranks} is done\n"
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

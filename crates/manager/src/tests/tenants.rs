@@ -157,7 +157,10 @@ async fn tenant_sees_its_own_and_operator_sees_all() {
         "another tenant's event was seen"
     );
     let path = format!("/v1/leases/{theirs}");
-    let renew = RenewRequest { duration_ms: 1_000 };
+    let renew = RenewRequest {
+        duration_ms: 1_000,
+        change: LeaseChange::default(),
+    };
     assert_eq!(bio.refused("GET", &path, &()).await.code, Code::NotFound);
     assert_eq!(bio.refused("DELETE", &path, &()).await.code, Code::NotFound);
     assert_eq!(

@@ -8,7 +8,7 @@ use dayfly_store::{SqliteStore, Store, hash};
 
 use super::*;
 
-const PRICES: Prices = Prices {
+pub const PRICES: Prices = Prices {
     allocation_per_gib_s: 0,
     computing_per_s: 1_000_000,
     polling_per_s: 0,
@@ -309,6 +309,7 @@ async fn lease_follows_a_token_replaced_during_its_offer() {
         mode: Some(Mode::Hot),
         image: None,
         sandbox: None,
+        terms: None,
     };
     let second = replace_token(&mut own).await;
     // The connection ended with its token, and the request continues.

@@ -113,7 +113,12 @@ impl NodeLease {
             self.check_resizable()?;
         }
         let retired = self.choose_retired(&state, serving.len().saturating_sub(workers.into()))?;
-        let added = vacant_numbers(&state, usize::from(workers).saturating_sub(serving.len()));
+        let lacking = usize::from(workers).saturating_sub(serving.len());
+        let added = vacant_numbers(&state, lacking);
+        if added.len() < lacking {
+            let text = format!("a lease has at most {MAX_WORKERS} workers, also while some of them end; ask for fewer");
+            return Err(Failure::new(Code::TooLarge, text));
+        }
         let occupied = state.slots.iter().filter(|slot| !slot.is_gone()).count() + added.len();
         let own_cores = usize::from(self.granted.request.cores_per_worker.as_whole().unwrap_or(1));
         let kept_cores: Vec<u16> = match (state.terms.mode, mode) {
@@ -257,7 +262,7 @@ impl NodeLease {
                 continue;
             }
             self.end_channel(state, index, End::Retired);
-            let LeaseData { slots, control, .. } = state;
+            let LeaseData { slots, control, .. } = &mut *state;
             slots[index].end_for_good(control.as_ref(), index);
         }
         remain

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dayfly_lease::allowance::within_cap;
-use dayfly_lease::ledger::{Offer, Resources};
+use dayfly_lease::ledger::{MAX_WORKERS, Offer, Resources};
 use dayfly_lease::quota::Held;
 use dayfly_lease::{Lease, Ledger, Reservation, billing, shrink};
 use dayfly_protocol::api::{Capacity, LeaseChange, LeaseRequest, LeaseState, Mode, NodeResize, Usage};
@@ -289,7 +289,12 @@ impl LeaseTable {
         let mut state = self.state();
         let now = lease.terms();
         let wanted = change.workers.unwrap_or(now.workers);
-        let fewest = change.min_workers.unwrap_or(wanted).min(wanted);
+        if wanted == 0 {
+            let text = "a lease of 0 workers; ask for 1 to 1024, or release it";
+            return Err(Failure::new(Code::InvalidRequest, text));
+        }
+        let wanted = wanted.min(MAX_WORKERS.saturating_add(1));
+        let fewest = change.min_workers.unwrap_or(wanted).clamp(1, wanted);
         let modes: &[Mode] = match change.mode {
             None => &[now.mode],
             Some(Mode::Auto) => &[Mode::Hot, Mode::Warm],
@@ -299,21 +304,20 @@ impl LeaseTable {
         let mut refusal = None;
         for workers in (fewest..=wanted).rev() {
             for mode in modes {
-                let plan = lease.plan(change, workers, *mode)?;
-                let reserved = state
-                    .ledger
-                    .change(&lease.id(), &plan.request, &plan.kept_cores, plan.cores);
+                let reserved = lease.plan(change, workers, *mode).and_then(|plan| {
+                    let ledger = &mut state.ledger;
+                    let reserved = ledger.change(&lease.id(), &plan.request, &plan.kept_cores, plan.cores)?;
+                    Ok((plan, reserved))
+                });
                 match reserved {
-                    Ok(reservation) => return Ok(lease.apply(plan, reservation, grace)),
+                    Ok((plan, reservation)) => return Ok(lease.apply(plan, reservation, grace)),
+                    Err(failure) if failure.code == Code::InvalidRequest => return Err(failure),
                     // That for the most workers is the one to report.
-                    Err(error) => refusal.get_or_insert(error),
-                };
+                    Err(failure) => drop(refusal.get_or_insert(failure)),
+                }
             }
         }
-        Err(refusal.map_or_else(
-            || Failure::new(Code::InvalidRequest, "a lease of 0 workers; ask for 1 to 1024"),
-            Failure::from,
-        ))
+        Err(refusal.unwrap_or_else(|| Failure::new(Code::Internal, "no change of the lease was tried; report this")))
     }
 
     /// Frees what retired workers of a lease held, and moves the cores of its workers that fell asleep or woke up. Returns

@@ -6,17 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dayfly_fabric::memory::Mapping;
-use dayfly_fabric::{AnyLink, Choice, FabricLink, Link, LinkError, StreamLink, clock, descriptors, shm, tls};
+use dayfly_fabric::{AnyLink, Link, LinkError, clock, descriptors};
 use dayfly_protocol::executor::{
     FromExecutor, LoadFunction, MAX_PACKET_BYTES, MIN_LONG_CALL_US, ToExecutor, VISIBLE_GPUS,
 };
-use dayfly_protocol::hello::{options, transport};
+use dayfly_protocol::hello::options;
 use dayfly_protocol::ids::{FunctionIndex, WorkerIndex};
 use dayfly_protocol::sizes::Sizes;
-use dayfly_protocol::slot::{Geometry, Status};
+use dayfly_protocol::slot::Status;
 
 use rustix::process::Pid;
 
+use crate::attachment::open;
 use crate::cores::CoreSlot;
 use crate::meter::{Account, Activity, Meter, Orders, meters_length};
 use crate::output_pipes::OutputPipes;
@@ -425,55 +426,6 @@ impl<'a, R: Runtime> Worker<'a, R> {
                 error.status()
             }
         }
-    }
-}
-
-fn open(message: ToExecutor, mut files: Vec<OwnedFd>) -> Result<AnyLink, LinkError> {
-    let ToExecutor::Attach {
-        transport: wanted,
-        slots,
-        stride_bytes,
-        bulk_bytes,
-        options: set,
-        fabrics,
-        executor_key_pkcs8,
-        client_key,
-        ..
-    } = message
-    else {
-        return Err(LinkError::Malformed("not a channel"));
-    };
-    let geometry = Geometry {
-        slots,
-        stride_bytes,
-        bulk_bytes,
-    }
-    .check()
-    .map_err(|_| LinkError::Malformed("a geometry that no channel can have"))?;
-    let Some(file) = files.pop() else {
-        return Err(LinkError::Malformed("a channel without a descriptor"));
-    };
-    match wanted {
-        transport::SHM => {
-            let never_sleeps = set & options::CLIENT_NEVER_SLEEPS != 0;
-            Ok(AnyLink::Mapped(shm::worker(file, geometry, never_sleeps)?))
-        }
-        transport::TCP => Ok(AnyLink::Stream(Box::new(StreamLink::tcp(file, geometry)?))),
-        transport::TLS | transport::LIBFABRIC => {
-            let (Some(pkcs8), Some(client)) = (executor_key_pkcs8, client_key) else {
-                return Err(LinkError::Malformed("a TLS channel without keys"));
-            };
-            let identity = tls::Identity::from_pkcs8(pkcs8).map_err(|e| LinkError::Violation(e.to_string()))?;
-            let session = tls::worker(&identity, &client).map_err(|e| LinkError::Violation(e.to_string()))?;
-            if wanted == transport::TLS {
-                return Ok(AnyLink::Stream(Box::new(StreamLink::tls(file, session, geometry)?)));
-            }
-            let offered: Vec<Choice> = fabrics.iter().filter_map(|name| name.parse().ok()).collect();
-            let never_sleeps = set & options::WORKER_NEVER_SLEEPS != 0;
-            let link = FabricLink::worker(file, session, geometry, &offered, never_sleeps)?;
-            Ok(AnyLink::Fabric(Box::new(link)))
-        }
-        _ => Err(LinkError::Malformed("an unknown transport")),
     }
 }
 

@@ -313,7 +313,9 @@ impl LeaseTable {
                     Ok((plan, reservation)) => return Ok(lease.apply(plan, reservation, grace)),
                     Err(failure) if failure.code == Code::InvalidRequest => return Err(failure),
                     // That for the most workers is the one to report.
-                    Err(failure) => drop(refusal.get_or_insert(failure)),
+                    Err(failure) => {
+                        refusal.get_or_insert(failure);
+                    }
                 }
             }
         }

@@ -91,7 +91,7 @@ def test_mode_and_polling_are_renewed(lease):
 def test_lease_under_an_allowance_keeps_its_workers(client):
     with client.allowance(2) as direct, direct.lease(workers=1, mode="warm") as lease:
         assert lease.call(pow, 2, 3) == 8
-        wait_until(lambda: lease.id in {entry["lease"] for entry in client.leases()}, "the manager never heard of the lease")
+        wait_until(lambda: lease.id in {entry["lease"] for entry in client.leases()}, "the manager lacks the lease")
         with pytest.raises(dayfly.Error, match="under an allowance keeps its number of workers"):
             lease.renew(60, workers=2)
         lease.renew(60, poll_for=0.001)
@@ -99,6 +99,8 @@ def test_lease_under_an_allowance_keeps_its_workers(client):
 
 
 def test_gang_keeps_its_workers(client):
-    with client.gang(1, mode="warm") as gang:
-        with pytest.raises(dayfly.Error, match="a lease of a gang keeps its number of workers"):
-            gang.leases[0].renew(60, workers=2)
+    with (
+        client.gang(1, mode="warm") as gang,
+        pytest.raises(dayfly.Error, match="a lease of a gang keeps its number of workers"),
+    ):
+        gang.leases[0].renew(60, workers=2)

@@ -73,8 +73,8 @@ class LeaseClient(Connection):
                 They get them back when they need them.
             borrow: what such calls may borrow: ``none``, ``cpu``, or ``cpu,memory``. A call that cannot return borrowed
                 memory in time is ended with ``memory_returned``.
-            hot_for: seconds that a hot worker polls after a call before it sleeps; None for no limit. While it sleeps, other
-                leases may have its core. It then runs as a warm worker until a core is free.
+            hot_for: seconds that a hot worker polls after a call before it sleeps; None for no limit. While it sleeps,
+                other leases may have its core. It then runs as a warm worker until a core is free.
             poll_for: seconds that a warm worker polls after a call before it sleeps; at most 0.01. Polling is billed.
             runtime: ``python`` workers call Python functions and shared libraries; ``native`` workers call shared
                 libraries only.

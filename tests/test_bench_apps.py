@@ -165,6 +165,17 @@ def test_papers_page_has_both_figures(suite) -> None:
     assert "| RDMA |" in page
 
 
+@pytest.mark.usefixtures("leakless")
+def test_papers_read_a_real_report(suite, tmp_path, monkeypatch) -> None:
+    papers = suite("papers")
+    monkeypatch.setenv("DAYFLY_BIN", str(program()))
+    found = papers.measure("cold --calls 2", tmp_path, force=True)
+    line = next(line for line in papers.LINES if line.command == "cold")
+    assert "ms p50" in papers.ours(line, {"cold": found})
+    assert json.loads((tmp_path / "cold_calls_2.json").read_text()) == found
+    assert "unexpected argument" in papers.measure("cold --nothing", tmp_path, force=True)
+
+
 def test_commands_of_papers_are_accepted(suite) -> None:
     for words in suite("papers").commands(quick=True):
         run(program(), "bench", *words.split(), "--force" if "comm" not in words else "--json", "--help")

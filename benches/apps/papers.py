@@ -46,8 +46,7 @@ class Line:
 
 
 def _overhead(found: Found) -> str:
-    difference, invoke = found["difference"], found["invoke"]
-    return f"{difference['overhead_p50_ns']:+.0f} ns over the raw limit (call: {invoke['p50_ns'] / 1e3:.2f} us)"
+    return f"{found['overhead_p50_ns']:+.0f} ns over the raw limit (call: {found['invoke']['p50_ns'] / 1e3:.2f} us)"
 
 
 def _bandwidth(found: Found) -> str:
@@ -55,7 +54,7 @@ def _bandwidth(found: Found) -> str:
 
 
 def _cold(found: Found) -> str:
-    return f"{found['total']['p50_ms']:.2f} ms p50, {found['total']['p99_ms']:.2f} ms p99"
+    return f"{found['p50_ms']:.2f} ms p50, {found['p99_ms']:.2f} ms p99"
 
 
 def app(name: str, against: str, given: str = "", ours: str = "") -> Callable[[Found], str]:

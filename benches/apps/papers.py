@@ -256,11 +256,20 @@ def measure(words: str, results: Path, force: bool) -> Found | str:
     except subprocess.TimeoutExpired:
         return f"it did not end within {COMMAND_S:.0f} s"
     if done.returncode != 0:
-        return done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"it ended with {done.returncode}"
+        return reason(done.stderr) or f"it ended with {done.returncode}"
     results.mkdir(parents=True, exist_ok=True)
     (results / f"{words.replace(' ', '_').replace('--', '')}.json").write_text(done.stdout)
     found: Found = json.loads(done.stdout)
     return found
+
+
+def reason(printed: str) -> str:
+    """Returns the message of an error that was printed as JSON, else the last line."""
+    last = next(reversed(printed.strip().splitlines()), "")
+    try:
+        return str(json.loads(last)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return last
 
 
 def cell(text: str) -> str:

@@ -18,6 +18,9 @@ from harness.programs import ROOT, clean_environment, program, run
 
 pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
+# A busy machine compiles and runs the programs in some times the usual 20 seconds.
+pytestmark = pytest.mark.timeout(300)
+
 BENCH = ("bench", "apps", "--force", "--quick", "--suite", str(ROOT / "benches" / "apps"), "--python", sys.executable)
 FIELDS = ("app", "against", "speedup", "low", "high", "cores", "leased_cores", "checked", "said", "rounds")
 
@@ -46,7 +49,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def measured(out: Path, *names: str) -> dict[str, Any]:
     """Measures the named applications, and checks what all reports have in common."""
     only = [word for name in names for word in ("--only", name)]
-    printed = run(program(), *BENCH, "--out", out, *only, "--json", timeout=110).stdout
+    printed = run(program(), *BENCH, "--out", out, *only, "--json", timeout=280).stdout
     report: dict[str, Any] = json.loads(printed)
     assert json.loads((out / "apps.json").read_text())["rows"] == report["rows"]
     root = ElementTree.fromstring((out / "apps.svg").read_text())
@@ -163,6 +166,17 @@ def test_papers_page_has_both_figures(suite) -> None:
     assert "| 1,694/s | not measured: the machine is too busy to measure |" in page
     assert "| not measured: not run |" in page
     assert "| RDMA |" in page
+
+
+@pytest.mark.usefixtures("leakless")
+def test_papers_read_a_real_report(suite, tmp_path, monkeypatch) -> None:
+    papers = suite("papers")
+    monkeypatch.setenv("DAYFLY_BIN", str(program()))
+    found = papers.measure("cold --calls 2", tmp_path, force=True)
+    line = next(line for line in papers.LINES if line.command == "cold")
+    assert "ms p50" in papers.ours(line, {"cold": found})
+    assert json.loads((tmp_path / "cold_calls_2.json").read_text()) == found
+    assert papers.measure("cold --nothing", tmp_path, force=True).startswith("unexpected argument '--nothing' found")
 
 
 def test_commands_of_papers_are_accepted(suite) -> None:

@@ -92,7 +92,7 @@ def row(
     speedup = statistics.median(values)
     ours_low, ours_high = interval(times[ours])
     against_low, against_high = interval(times[against])
-    return {
+    found = {
         "app": app,
         "ours": ours,
         "against": against,
@@ -112,3 +112,9 @@ def row(
         "said": verdict(app, ours, against, (speedup, low, high), why),
         **more,
     }
+    return {name: rounded(value) for name, value in found.items()}
+
+
+def rounded(value: Any) -> Any:
+    """Returns a number with six digits, which every program reads back as the same one; other values as they are."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from measure import rounded
+
 #: Leased cores for which a prediction is printed.
 MORE = (1, 3, 7, 15, 31)
 
@@ -54,10 +56,10 @@ class Model:
         """Returns the prediction for one leased core beside the measurement, and those for more."""
         predicted = self.speedup(1)
         return {
-            "predicted": predicted,
+            "predicted": rounded(predicted),
             "measured": measured,
-            "error": predicted / measured - 1,
-            "more": {str(workers): self.speedup(workers) for workers in MORE[1:]},
+            "error": rounded(predicted / measured - 1),
+            "more": {str(workers): rounded(self.speedup(workers)) for workers in MORE[1:]},
         }
 
 

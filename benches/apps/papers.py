@@ -46,8 +46,7 @@ class Line:
 
 
 def _overhead(found: Found) -> str:
-    difference, invoke = found["difference"], found["invoke"]
-    return f"{difference['overhead_p50_ns']:+.0f} ns over the raw limit (call: {invoke['p50_ns'] / 1e3:.2f} us)"
+    return f"{found['overhead_p50_ns']:+.0f} ns over the raw limit (call: {found['invoke']['p50_ns'] / 1e3:.2f} us)"
 
 
 def _bandwidth(found: Found) -> str:
@@ -55,7 +54,7 @@ def _bandwidth(found: Found) -> str:
 
 
 def _cold(found: Found) -> str:
-    return f"{found['total']['p50_ms']:.2f} ms p50, {found['total']['p99_ms']:.2f} ms p99"
+    return f"{found['p50_ms']:.2f} ms p50, {found['p99_ms']:.2f} ms p99"
 
 
 def app(name: str, against: str, given: str = "", ours: str = "") -> Callable[[Found], str]:
@@ -257,11 +256,20 @@ def measure(words: str, results: Path, force: bool) -> Found | str:
     except subprocess.TimeoutExpired:
         return f"it did not end within {COMMAND_S:.0f} s"
     if done.returncode != 0:
-        return done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"it ended with {done.returncode}"
+        return reason(done.stderr) or f"it ended with {done.returncode}"
     results.mkdir(parents=True, exist_ok=True)
     (results / f"{words.replace(' ', '_').replace('--', '')}.json").write_text(done.stdout)
     found: Found = json.loads(done.stdout)
     return found
+
+
+def reason(printed: str) -> str:
+    """Returns the message of an error that was printed as JSON, else the last line."""
+    last = next(reversed(printed.strip().splitlines()), "")
+    try:
+        return str(json.loads(last)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return last
 
 
 def cell(text: str) -> str:

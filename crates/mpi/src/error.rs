@@ -153,11 +153,6 @@ impl From<Failure> for Error {
     }
 }
 
-/// The function is not there yet: [`crate::unsupported`] lists those.
-pub fn unsupported(what: &str) -> Error {
-    Error::new(class::UNSUPPORTED_OPERATION, format!("{what} is not supported yet"))
-}
-
 /// Messages that are kept for codes.
 const MAX_MESSAGES: usize = 4096;
 /// First code of programs.

@@ -9,13 +9,14 @@
 //! - [`request`] drives operations; [`point`] and [`probe`] are messages, [`collective`] and [`op`] the rest.
 //! - [`file`] is input and output.
 //! - [`window`] is one-sided access.
-//! - [`unsupported`] lists what is refused.
+//! - [`dynamic`] starts processes and connects worlds; [`realm`] is what their communicators lie over.
 
 mod attribute;
 mod collective;
 mod comm_create;
 mod communicator;
 mod datatype;
+mod dynamic;
 mod errhandler;
 mod error;
 mod face;
@@ -31,10 +32,10 @@ mod pack;
 mod point;
 mod pointer;
 mod probe;
+mod realm;
 mod request;
 mod session;
 mod state;
 mod status;
 mod topology;
-mod unsupported;
 mod window;

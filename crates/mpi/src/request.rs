@@ -1,7 +1,8 @@
 //! Requests: operations that are under way.
 //!
-//! One thread at a time drives the engine (`Turn`), and then polls all requests that it waits for. Locks are taken in
-//! this order: engine, request.
+//! One thread at a time drives an engine (`Turn`), and then polls all requests that it waits for. Locks are taken in
+//! this order: engine, request. A request is polled with the engine that its communicator lies over
+//! ([`crate::realm`]).
 
 mod complete;
 
@@ -17,7 +18,7 @@ use crate::datatype::TypeObject;
 use crate::error::{Error, Result};
 use crate::handle::{Request, Table};
 use crate::pointer::Buffer;
-use crate::state;
+use crate::realm::{Control, Wheel};
 use crate::status::{Completion, Status};
 use crate::window;
 
@@ -105,6 +106,17 @@ impl Message {
 }
 
 impl Active {
+    /// The group whose engine the operation needs.
+    fn control(&self) -> Result<Control> {
+        match self {
+            Self::Message(message) => message.comm.control(),
+            Self::Collective(collective) => collective._comm.control(),
+            Self::Window(pending) => pending.control(),
+            Self::Both(both) => both.0.control(),
+            Self::Over(_) | Self::Generalized(_) => Control::world(),
+        }
+    }
+
     /// Ends the operation if it can. The engine is `turn`'s.
     fn poll(&mut self, turn: &mut Turn<'_>) -> bool {
         let completion = match self {
@@ -123,6 +135,8 @@ impl Active {
                 true => Completion::empty(),
                 false => return false,
             },
+            Self::Message(message) if !message.comm.is_driven_by(turn) => return false,
+            Self::Collective(collective) if !collective._comm.is_driven_by(turn) => return false,
             Self::Message(message) => match turn.take(&message.operation) {
                 Some(outcome) => message.end(outcome),
                 None => return false,
@@ -188,6 +202,11 @@ impl RequestObject {
     fn is_active(&self) -> bool {
         self.active().is_some()
     }
+
+    /// The group whose engine the operation needs.
+    fn control(&self) -> Result<Control> {
+        self.active().as_ref().map_or_else(Control::world, Active::control)
+    }
 }
 
 /// A handle for an operation that was started.
@@ -227,7 +246,7 @@ pub fn clear() {
 }
 
 /// Ends orphans that can end. Returns whether there are any left.
-fn poll_orphans(turn: &mut Turn<'_>) -> bool {
+pub fn poll_orphans(turn: &mut Turn<'_>) -> bool {
     let mut all = orphans();
     all.retain(|orphan| !orphan.poll(turn));
     !all.is_empty()
@@ -235,24 +254,33 @@ fn poll_orphans(turn: &mut Turn<'_>) -> bool {
 
 /// Waits until all buffered sends have left.
 pub fn wait_for_orphans() -> Result<()> {
-    let instance = state::instance()?;
-    let mut turn = instance.control.turn();
-    while poll_orphans(&mut turn) {
-        turn.step("MPI_Buffer_detach")?;
+    let control = Control::world()?;
+    let mut wheel = Wheel::new(&control);
+    loop {
+        wheel.each(|turn| {
+            poll_orphans(turn);
+        });
+        if orphans().is_empty() {
+            return Ok(());
+        }
+        wheel.step("MPI_Buffer_detach")?;
     }
-    Ok(())
 }
 
 /// Waits for an operation that has no handle.
 pub fn finish(mut active: Active, what: &'static str) -> Result<Completion> {
     if !matches!(active, Active::Over(_)) {
-        let instance = state::instance()?;
-        let mut turn = instance.control.turn();
-        while !active.poll(&mut turn) {
-            window::serve(&mut turn);
-            if let Err(failure) = turn.step(what) {
-                active.abandon(&mut turn);
-                drop(turn);
+        let control = active.control()?;
+        let mut wheel = Wheel::new(&control);
+        loop {
+            let mut has_ended = false;
+            wheel.each(|turn| has_ended = has_ended || active.poll(turn));
+            if has_ended {
+                break;
+            }
+            if let Err(failure) = wheel.step(what) {
+                drop(wheel);
+                active.abandon(&mut control.turn());
                 return Err(failure.into());
             }
         }

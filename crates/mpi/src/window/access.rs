@@ -13,8 +13,8 @@ use crate::face::mpi;
 use crate::handle::{Aint, Count, Datatype, Op, PROC_NULL, Request as Handle, Win};
 use crate::op::reduction;
 use crate::pointer::{Buffer, Out};
+use crate::realm::Control;
 use crate::request::{Active, make};
-use crate::state;
 use crate::status::Completion;
 
 pub const REPLACE: Op = Op(0x5800_000d);
@@ -29,6 +29,11 @@ pub struct Pending {
 }
 
 impl Pending {
+    /// The group whose engine it needs.
+    pub fn control(&self) -> Result<Control> {
+        self.window.comm.control()
+    }
+
     /// Whether it has ended.
     pub fn poll(&self, turn: &mut Turn<'_>) -> bool {
         serve(turn);
@@ -86,9 +91,9 @@ fn target(window: Win, rank: c_int, displacement: Aint) -> Result<Option<Target>
 
 /// Starts an access. Returns its number.
 fn start(target: &Target, mut request: Request, into: Option<Side>) -> Result<u64> {
-    let instance = state::instance()?;
-    let mut turn = instance.control.turn();
     let window = &target.window;
+    let control = window.comm.control()?;
+    let mut turn = control.turn();
     let mut state = window.state();
     request.id = state.id();
     request.displacement = target.displacement;

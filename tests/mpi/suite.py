@@ -77,7 +77,7 @@ def main() -> int:
         for name in names:
             cells = []
             for ranks in options.ranks:
-                command = [sys.executable, "-m", "unittest", "-q", name.removesuffix(".py")]
+                command = [sys.executable, name, "-q"]
                 try:
                     done = run_ranks(meeting, command, ranks, timeout=options.timeout, cwd=options.suite)
                 except subprocess.SubprocessError as error:

@@ -3,10 +3,11 @@
 //! Two worlds communicate over a [realm](crate::realm), a new group at the rendezvous of one of them. An invitation to
 //! it reaches the other world in one of four ways: the socket between a root and a process that it started
 //! ([`spawn`], [`children`], [`parent`]), a meeting of two roots at a port ([`port`]), a socket of the program
-//! (`MPI_Comm_join`), or a communicator in common (`MPI_Intercomm_create`).
+//! (`MPI_Comm_join`), or a communicator in common (`MPI_Intercomm_create`). [`name`] publishes ports.
 
 mod bridge;
 mod children;
+mod name;
 mod parent;
 mod port;
 mod spawn;
@@ -146,6 +147,22 @@ mpi! {
         let root = root_of(&object, root)?;
         new.check()?.set(port::meet(&object, root, port::Side::Connects, port, pairs)?);
         Ok(())
+    }
+
+    fn MPI_Publish_name (service: Text, pairs: Info, port: Text) [()] {
+        crate::info::optional(pairs)?;
+        name::publish(&service.get()?, port.get()?)
+    }
+
+    fn MPI_Lookup_name (service: Text, pairs: Info, port: TextOut) [()] {
+        crate::info::optional(pairs)?;
+        port.set(&name::look_up(&service.get()?)?, port::MAX_PORT_NAME)?;
+        Ok(())
+    }
+
+    fn MPI_Unpublish_name (service: Text, pairs: Info, _port: Text) [()] {
+        crate::info::optional(pairs)?;
+        name::unpublish(&service.get()?)
     }
 
     fn MPI_Comm_join (descriptor: c_int, new: Out<Comm>) [Comm::SELF] {

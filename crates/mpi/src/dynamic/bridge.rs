@@ -33,8 +33,15 @@ const SPIN_US: u64 = 500;
 const PATIENCE_S: u64 = 30;
 const DEADLINE_S: u64 = 3600;
 
-/// The rendezvous of a process without an invitation. It lasts as long as the process.
-static OWN: Mutex<Option<(Server, Invitation)>> = Mutex::new(None);
+/// What makes a process without an invitation a place to meet at. It lasts as long as the process.
+struct OwnPlace {
+    invitation: Invitation,
+    /// Its group of one rank, to which the names belong that it publishes.
+    _world: World,
+    _server: Server,
+}
+
+static OWN: Mutex<Option<OwnPlace>> = Mutex::new(None);
 
 /// The invitation that new groups are like: the world's, or one to a rendezvous in this process.
 pub fn template() -> Result<Invitation> {
@@ -42,7 +49,7 @@ pub fn template() -> Result<Invitation> {
         return Ok(invitation.clone());
     }
     let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, invitation)) = &*own {
+    if let Some(OwnPlace { invitation, .. }) = &*own {
         return Ok(invitation.clone());
     }
     let server = Server::start(ServeOptions::default())?;
@@ -51,7 +58,7 @@ pub fn template() -> Result<Invitation> {
         rendezvous: address,
         key: Some(server.key()),
         voucher: None,
-        name: "mpi".into(),
+        name: format!("mpi-{}", hex::encode(random::<8>()?)),
         run: String::new(),
         secret: hex::encode(random::<32>()?),
         rank: None,
@@ -66,7 +73,11 @@ pub fn template() -> Result<Invitation> {
         channel: Channel::Direct,
         lazy_connect: false,
     };
-    *own = Some((server, invitation.clone()));
+    *own = Some(OwnPlace {
+        _world: invitation.accept()?,
+        invitation: invitation.clone(),
+        _server: server,
+    });
     Ok(invitation)
 }
 

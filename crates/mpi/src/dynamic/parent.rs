@@ -67,6 +67,11 @@ impl Call {
     }
 }
 
+/// Whether another process of MPI has started this one.
+pub fn is_spawned() -> bool {
+    HAS_MET.load(Ordering::Acquire)
+}
+
 /// `MPI_APPNUM`.
 pub fn appnum() -> c_int {
     Call::from_environment().map_or(0, |call| call.appnum)

@@ -17,6 +17,7 @@ use dayfly_comm::{GROUP_VARIABLE, Invitation};
 
 use super::bridge::{bridge, broadcast, meanwhile, template};
 use super::children::{self, Recipe, Started};
+use super::name;
 use super::parent::{READY, VARIABLE};
 use crate::communicator::{CommObject, make};
 use crate::error::{Error, Result, class};
@@ -214,7 +215,8 @@ fn start_all(programs: Vec<Program>, parents: u32, started: &mut Vec<Started>) -
 /// Starts all processes, as the ranks of a new world.
 fn start_each(programs: &[Program], parents: u32, count: u32, started: &mut Vec<Started>) -> Result<()> {
     let world = template()?.to_new_group(count)?;
-    let library = library_variables();
+    let mut inherited = library_variables();
+    inherited.push((name::VARIABLE, name::group()?.to_json().into()));
     let numbered = programs.iter().enumerate();
     let each = numbered.flat_map(|(number, program)| (0..program.count).map(move |_| (number, program)));
     for (rank, (number, program)) in (0..).zip(each) {
@@ -222,7 +224,7 @@ fn start_each(programs: &[Program], parents: u32, count: u32, started: &mut Vec<
             rank: Some(rank),
             ..world.clone()
         };
-        let mut variables = library.clone();
+        let mut variables = inherited.clone();
         variables.push((GROUP_VARIABLE, own.to_json().into()));
         started.push(children::start(Recipe {
             program: program.file(),

@@ -76,6 +76,10 @@ pub fn wait_for_others(comm: Comm) -> Result<()> {
     if matches!(comm, Comm::WORLD | Comm::SELF) {
         return Ok(());
     }
+    if comm == parent::handle() {
+        // The parent may end as soon as it has met this process in the barrier.
+        parent::outlive();
+    }
     let ended = collective::barrier(communicator::get(comm)?).and_then(|active| finish(active, "MPI_Comm_disconnect"));
     match ended {
         // A process that is lost cannot be waited for.

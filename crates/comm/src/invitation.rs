@@ -272,8 +272,14 @@ mod tests {
         let (one, other) = (first.to_new_group(5).unwrap(), first.to_new_group(5).unwrap());
         assert!(one.name.starts_with("n-"), "{}", one.name);
         assert_ne!((&one.name, &one.secret), (&other.name, &other.secret));
-        assert_eq!((one.rank, one.size, one.run.as_str(), one.spin_us), (None, 5, "", Some(7)));
-        let long = Invitation { name: "x".repeat(200), ..first };
+        assert_eq!(
+            (one.rank, one.size, one.run.as_str(), one.spin_us),
+            (None, 5, "", Some(7))
+        );
+        let long = Invitation {
+            name: "x".repeat(200),
+            ..first
+        };
         assert!(long.to_new_group(1).unwrap().name.len() < 100);
     }
 }

@@ -105,9 +105,15 @@ impl Drop for Realm {
     }
 }
 
+/// Whether this process has any realm.
+#[inline]
+pub fn is_any() -> bool {
+    COUNT.load(Ordering::Acquire) > 0
+}
+
 /// All realms of this process.
 pub fn all() -> Vec<Arc<Realm>> {
-    if COUNT.load(Ordering::Acquire) == 0 {
+    if !is_any() {
         return Vec::new();
     }
     let realms = REALMS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -171,7 +177,10 @@ impl Control {
             let text = "the group has processes that this communicator cannot reach";
             Error::new(class::GROUP, text)
         };
-        processes.iter().map(|process| found(process).ok_or_else(absent)).collect()
+        processes
+            .iter()
+            .map(|process| found(process).ok_or_else(absent))
+            .collect()
     }
 }
 
@@ -196,7 +205,7 @@ impl<'a> Wheel<'a> {
     pub fn new(primary: &'a Communicator) -> Self {
         Self {
             primary,
-            turn: (COUNT.load(Ordering::Acquire) == 0).then(|| primary.turn()),
+            turn: (!is_any()).then(|| primary.turn()),
             waiting: None,
         }
     }
@@ -212,7 +221,7 @@ impl<'a> Wheel<'a> {
     #[inline]
     pub fn each(&mut self, mut look: impl FnMut(&mut Turn<'_>)) {
         match &mut self.turn {
-            Some(turn) if COUNT.load(Ordering::Relaxed) == 0 => {
+            Some(turn) if !is_any() => {
                 window::serve(turn);
                 look(turn);
             }

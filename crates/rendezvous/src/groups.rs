@@ -411,7 +411,8 @@ impl Groups {
             Some((owner, _)) if *owner == verifier => {}
             // The same for both, so that others do not learn which groups there are.
             _ => {
-                let text = "services belong to a group that has ranks, and to those with its secret; that group has ended";
+                let text =
+                    "services belong to a group that has ranks, and to those with its secret; that group has ended";
                 return refused(Code::NotFound, text);
             }
         }

@@ -309,8 +309,14 @@ fn published_service_is_kept_until_withdrawn() {
     assert_eq!(ask(&mut state, OURS, "s", ServiceAction::LookUp), Ok(None));
     assert_eq!(ask(&mut state, OURS, "s", publish("one")), Ok(None));
     assert_eq!(ask(&mut state, OURS, "s", publish("two")), Ok(Some("one".into())));
-    assert_eq!(ask(&mut state, OURS, "s", ServiceAction::LookUp), Ok(Some("one".into())));
-    assert_eq!(ask(&mut state, OURS, "s", ServiceAction::Withdraw), Ok(Some("one".into())));
+    assert_eq!(
+        ask(&mut state, OURS, "s", ServiceAction::LookUp),
+        Ok(Some("one".into()))
+    );
+    assert_eq!(
+        ask(&mut state, OURS, "s", ServiceAction::Withdraw),
+        Ok(Some("one".into()))
+    );
     assert_eq!(ask(&mut state, OURS, "s", ServiceAction::LookUp), Ok(None));
 }
 
@@ -319,7 +325,10 @@ fn services_end_with_the_last_rank() {
     let mut state = formed("");
     assert_eq!(ask(&mut state, OURS, "s", publish("one")), Ok(None));
     state.leave(0, None);
-    assert_eq!(ask(&mut state, OURS, "s", ServiceAction::LookUp), Ok(Some("one".into())));
+    assert_eq!(
+        ask(&mut state, OURS, "s", ServiceAction::LookUp),
+        Ok(Some("one".into()))
+    );
     state.leave(1, None);
     let failure = ask(&mut state, OURS, "s", ServiceAction::LookUp).unwrap_err();
     assert_eq!(failure.code, Code::NotFound);
@@ -336,7 +345,10 @@ fn service_of_another_secret_is_hidden() {
         let failure = ask(&mut state, THEIRS, "s", action).unwrap_err();
         assert_eq!(failure.code, Code::NotFound);
     }
-    assert_eq!(ask(&mut state, OURS, "s", ServiceAction::LookUp), Ok(Some("one".into())));
+    assert_eq!(
+        ask(&mut state, OURS, "s", ServiceAction::LookUp),
+        Ok(Some("one".into()))
+    );
 }
 
 #[test]
@@ -347,10 +359,16 @@ fn services_are_bounded_in_number_and_length() {
         assert_eq!(failure.code, Code::InvalidRequest);
     }
     let long = "x".repeat(MAX_PUBLISHED + 1);
-    assert_eq!(ask(&mut state, OURS, "s", publish(&long)).unwrap_err().code, Code::TooLarge);
+    assert_eq!(
+        ask(&mut state, OURS, "s", publish(&long)).unwrap_err().code,
+        Code::TooLarge
+    );
     for number in 0..MAX_SERVICES {
         assert_eq!(ask(&mut state, OURS, &number.to_string(), publish("one")), Ok(None));
     }
-    assert_eq!(ask(&mut state, OURS, "more", publish("one")).unwrap_err().code, Code::TooLarge);
+    assert_eq!(
+        ask(&mut state, OURS, "more", publish("one")).unwrap_err().code,
+        Code::TooLarge
+    );
     assert_eq!(ask(&mut state, OURS, "0", publish("two")), Ok(Some("one".into())));
 }

@@ -171,7 +171,12 @@ pub fn share<T>(object: &Arc<CommObject>, root: u32, outcome: Option<Result<T>>)
 /// An intercommunicator over a new group between this communicator's ranks and those of another leader, to which the
 /// leader has a link. One side invites.
 pub fn bridge_over(object: &Arc<CommObject>, leader: u32, link: &Link<'_>, invites: bool) -> Result<CommObject> {
-    let broken = || Error::new(class::INTERN, "the other side sent no invitation; its error names the cause");
+    let broken = || {
+        Error::new(
+            class::INTERN,
+            "the other side sent no invitation; its error names the cause",
+        )
+    };
     let (local, own) = (object.local()?, object.size());
     let theirs = across(local, leader, link, &own.to_le_bytes())?;
     let other = u32::from_le_bytes(*theirs.first_chunk().ok_or_else(broken)?);

@@ -104,7 +104,8 @@ fn run(jobs: &std::sync::mpsc::Receiver<Job>) {
 
 /// Does a job in the thread, which is started if there is none.
 fn in_thread<T: Send + 'static>(job: impl FnOnce(&mut Children) -> T + Send + 'static) -> Result<T> {
-    let failed = |error: &dyn std::fmt::Display| Error::new(class::SPAWN, format!("no thread starts programs: {error}"));
+    let failed =
+        |error: &dyn std::fmt::Display| Error::new(class::SPAWN, format!("no thread starts programs: {error}"));
     let own = std::process::id();
     let (sender, receiver) = channel();
     let job: Job = Box::new(move |children| drop(sender.send(job(children))));
@@ -112,7 +113,9 @@ fn in_thread<T: Send + 'static>(job: impl FnOnce(&mut Children) -> T + Send + 's
         let mut thread = THREAD.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.as_ref().is_none_or(|(process, _)| *process != own) {
             let (jobs, received) = channel();
-            let started = std::thread::Builder::new().name("mpi-spawn".into()).spawn(move || run(&received));
+            let started = std::thread::Builder::new()
+                .name("mpi-spawn".into())
+                .spawn(move || run(&received));
             started.map_err(|error| failed(&error))?;
             *thread = Some((own, jobs));
         }
@@ -249,5 +252,7 @@ pub fn own_library() -> Option<PathBuf> {
         }
         CStr::from_ptr(found.dli_fname)
     };
-    Path::new(std::ffi::OsStr::from_bytes(name.to_bytes())).canonicalize().ok()
+    Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()))
+        .canonicalize()
+        .ok()
 }

@@ -177,7 +177,10 @@ fn meet_other_root(side: Side, name: &str, pairs: Info) -> Result<World> {
     let group = port.group(template, u32::from(side == Side::Connects));
     meanwhile(move || join_pair(group, limit_s))?.map_err(|failure| {
         let text = match side {
-            Side::Accepts => format!("nothing has connected to the port within {limit_s} s: {}", failure.message),
+            Side::Accepts => format!(
+                "nothing has connected to the port within {limit_s} s: {}",
+                failure.message
+            ),
             Side::Connects => format!("nothing accepts at the port: {}", failure.message),
         };
         let code = match (side, failure.code) {
@@ -219,16 +222,19 @@ pub fn join(descriptor: RawFd) -> Result<Comm> {
     let chance = random::<CHANCE_BYTES>()?;
     let own = template.to_new_group(2)?;
     let text = own.to_json();
-    let (their_chance, their_text) =
-        meanwhile(move || exchange(descriptor, &chance, &text, Instant::now() + limit))?.map_err(|error| {
-            let text = format!("the process at the other end of the socket does not call MPI_Comm_join: {error}");
-            Error::new(class::OTHER, text)
-        })?;
+    let (their_chance, their_text) = meanwhile(move || exchange(descriptor, &chance, &text, Instant::now() + limit))?
+        .map_err(|error| {
+        let text = format!("the process at the other end of the socket does not call MPI_Comm_join: {error}");
+        Error::new(class::OTHER, text)
+    })?;
     let (mut invitation, rank) = match chance.cmp(&their_chance) {
         std::cmp::Ordering::Less => (own, 0),
         std::cmp::Ordering::Greater => (Invitation::from_json(&their_text)?, 1),
         std::cmp::Ordering::Equal => {
-            return Err(Error::new(class::ARG, "the socket leads back to this process's own end"));
+            return Err(Error::new(
+                class::ARG,
+                "the socket leads back to this process's own end",
+            ));
         }
     };
     invitation.rank = Some(rank);

@@ -248,7 +248,11 @@ fn library_variables() -> Vec<(&'static str, OsString)> {
     let directory = file.parent().unwrap_or(Path::new("/")).to_path_buf();
     let all: Vec<PathBuf> = std::env::split_paths(&earlier).collect();
     if !all.contains(&directory)
-        && let Ok(joined) = std::env::join_paths([directory].iter().chain(all.iter().filter(|one| **one != Path::new(""))))
+        && let Ok(joined) = std::env::join_paths(
+            [directory]
+                .iter()
+                .chain(all.iter().filter(|one| **one != Path::new(""))),
+        )
     {
         variables.push((PATH_VARIABLE, joined));
     }

@@ -8,7 +8,7 @@ use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::handle::{Comm, Request, UNDEFINED};
 use crate::pointer::{Buffer, Out};
-use crate::realm::{Control, Wheel};
+use crate::realm::{self, Control, Wheel};
 use crate::status::{Completion, Status, StatusOut, no_request};
 
 type Objects = Vec<Option<Arc<RequestObject>>>;
@@ -26,7 +26,8 @@ fn objects(handles: &[Request]) -> Result<Objects> {
 
 /// Drives the engine until `done` is true of the requests, or once if this is a test.
 fn drive(all: &Objects, waits: bool, what: &'static str, done: impl Fn(&[bool]) -> bool) -> Result<Vec<bool>> {
-    let first = all.iter().flatten().find(|request| request.is_active());
+    let awaited = || all.iter().flatten().find(|request| request.is_active());
+    let first = if realm::is_any() { awaited() } else { None };
     let control = first.map_or_else(Control::world, |request| request.control())?;
     let mut wheel = Wheel::new(&control);
     let mut ended = vec![false; all.len()];

@@ -105,7 +105,12 @@ async fn serve_rank(
             let outcome = shared.registry().groups.service(verifier, request);
             let (response, result) = match outcome {
                 Ok(text) => (ToRank::Published { text }, Ok(())),
-                Err(failure) => (ToRank::Refused { failure: failure.clone() }, Err(failure)),
+                Err(failure) => (
+                    ToRank::Refused {
+                        failure: failure.clone(),
+                    },
+                    Err(failure),
+                ),
             };
             let sent = timeout_at(deadline, async {
                 writing.write_all(&to_frame(&response)).await?;
@@ -252,7 +257,9 @@ impl RankSession {
     fn handle(&mut self, message: FromRank) -> Result<Option<ToRank>, Failure> {
         let mut registry = self.shared.registry();
         match message {
-            FromRank::Join(_) | FromRank::Service(_) => Err(Failure::new(Code::ProtocolViolation, "it has joined already")),
+            FromRank::Join(_) | FromRank::Service(_) => {
+                Err(Failure::new(Code::ProtocolViolation, "it has joined already"))
+            }
             FromRank::Card(card) => {
                 let deliveries = registry.groups.card(self.conn, card)?;
                 registry.deliver(deliveries);

@@ -63,9 +63,7 @@ def statuses(done: list[tuple[int, str]]) -> list[int]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_c_program_spawns_children_and_grandchildren(
-    rendezvous: dict[str, Any], c_program: Path, ranks: int
-) -> None:
+def test_c_program_spawns_children_and_grandchildren(rendezvous: dict[str, Any], c_program: Path, ranks: int) -> None:
     done = run_ranks(rendezvous, [c_program], ranks)
     assert statuses(done) == [0] * ranks, done
     lines = sorted(line for _, output in done for line in output.splitlines())
@@ -246,7 +244,7 @@ def test_finalize_waits_for_connected_processes(rendezvous: dict[str, Any], writ
         """,
     )
     done = run_ranks(rendezvous, [sys.executable, path], 2)
-    assert [(0, "[0, 1]\n"), (0, "")] == done
+    assert done == [(0, "[0, 1]\n"), (0, "")]
 
 
 def test_waits_move_bytes_of_all_groups(rendezvous: dict[str, Any], write: Callable[[str, str], Path]) -> None:
@@ -411,9 +409,7 @@ def test_port_without_acceptor_is_port_error(rendezvous: dict[str, Any], write: 
     assert output.count("nothing has connected to the port within 1 s") == 1
 
 
-def test_names_are_seen_by_program_and_children(
-    rendezvous: dict[str, Any], write: Callable[[str, str], Path]
-) -> None:
+def test_names_are_seen_by_program_and_children(rendezvous: dict[str, Any], write: Callable[[str, str], Path]) -> None:
     path = write(
         "program.py",
         """

@@ -22,6 +22,10 @@ typedef struct {
 
 #define MPI_COMM_WORLD ((MPI_Comm)0x44000000)
 #define MPI_COMM_SELF ((MPI_Comm)0x44000001)
+#define MPI_COMM_NULL ((MPI_Comm)0x04000000)
+#define MPI_INFO_NULL ((MPI_Info)0x1c000000)
+#define MPI_APPNUM 0x6440000d
+#define MPI_UNIVERSE_SIZE 0x64400009
 #define MPI_INT ((MPI_Datatype)0x4c000405)
 #define MPI_DOUBLE ((MPI_Datatype)0x4c00080b)
 #define MPI_BYTE ((MPI_Datatype)0x4c00010d)
@@ -116,5 +120,12 @@ int MPI_Session_attach_buffer(MPI_Session, void *, int);
 int MPI_Session_detach_buffer(MPI_Session, void *, int *);
 int MPI_Session_flush_buffer(MPI_Session);
 int MPI_Session_iflush_buffer(MPI_Session, MPI_Request *);
+int MPI_Comm_spawn(const char *, char **, int, MPI_Info, int, MPI_Comm, MPI_Comm *, int *);
+int MPI_Comm_spawn_multiple(int, char **, char ***, const int *, const MPI_Info *, int, MPI_Comm, MPI_Comm *, int *);
+int MPI_Comm_get_parent(MPI_Comm *);
+int MPI_Comm_disconnect(MPI_Comm *);
+int MPI_Comm_remote_size(MPI_Comm, int *);
+int MPI_Comm_get_attr(MPI_Comm, int, void *, int *);
+int MPI_Intercomm_merge(MPI_Comm, int, MPI_Comm *);
 
 #endif

@@ -61,6 +61,17 @@ def failures(outputs: Sequence[tuple[int, str]]) -> list[str]:
     return sorted(found)
 
 
+def written(rows: dict[str, str], ranks: Sequence[int]) -> str:
+    """Returns the table with these rows. Rows of other files are kept if they are for the same numbers of ranks."""
+    columns = " | ".join(f"{number} rank{'s' * (number > 1)}" for number in ranks)
+    head = f"{HEAD}| file: passed, failed, skipped | {columns} |\n|---|{'---|' * len(ranks)}\n"
+    earlier = TABLE.read_text()
+    kept = {}
+    if earlier.startswith(head):
+        kept = {line.split(" | ")[0]: f"{line}\n" for line in earlier.removeprefix(head).splitlines()}
+    return head + "".join(row for _, row in sorted((kept | rows).items()))
+
+
 def main() -> int:
     """Runs the chosen files on the chosen numbers of ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -69,15 +80,15 @@ def main() -> int:
     parser.add_argument("--files", nargs="*")
     parser.add_argument("--timeout", type=float, default=60)
     parser.add_argument("--show", action="store_true", help="print each failed test")
-    parser.add_argument("--write", action="store_true", help="write the table")
+    parser.add_argument("--write", action="store_true", help="write the rows of these files into the table")
     options = parser.parse_args()
     names = options.files or sorted(path.name for path in options.suite.glob("test_*.py"))
-    rows = []
+    rows = {}
     with rendezvous() as meeting:
         for name in names:
             cells = []
             for ranks in options.ranks:
-                command = [sys.executable, "-m", "unittest", "-q", name.removesuffix(".py")]
+                command = [sys.executable, name, "-q"]
                 try:
                     done = run_ranks(meeting, command, ranks, timeout=options.timeout, cwd=options.suite)
                 except subprocess.SubprocessError as error:
@@ -88,11 +99,10 @@ def main() -> int:
                     if "," not in cells[-1]:
                         print(done[0][1][-1500:])
             print(name, *cells, sep=" | ", flush=True)
-            rows.append(f"| {name.removeprefix('test_').removesuffix('.py')} | {' | '.join(cells)} |\n")
+            first = f"| {name.removeprefix('test_').removesuffix('.py')}"
+            rows[first] = f"{first} | {' | '.join(cells)} |\n"
     if options.write:
-        columns = " | ".join(f"{ranks} rank{'s' * (ranks > 1)}" for ranks in options.ranks)
-        head = f"| file: passed, failed, skipped | {columns} |\n|---|{'---|' * len(options.ranks)}\n"
-        TABLE.write_text(HEAD + head + "".join(rows))
+        TABLE.write_text(written(rows, options.ranks))
     return 0
 
 

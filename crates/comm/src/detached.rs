@@ -142,6 +142,19 @@ impl Communicator {
         }
     }
 
+    /// As [`Communicator::turn`], for a wait that [`Turn::pause`] has interrupted.
+    pub fn resume(&self, waiting: Option<Waiting>) -> Turn<'_> {
+        Turn {
+            guard: self.engine.lock(),
+            wait_state: waiting.map(|waiting| waiting.0),
+        }
+    }
+
+    /// Whether both communicators are of the same rank of the same group, and so share one engine.
+    pub fn shares_engine(&self, other: &Self) -> bool {
+        std::sync::Arc::ptr_eq(&self.engine, &other.engine)
+    }
+
     /// A context for [`Communicator::with_members`] that no other rank proposes: propose it, and agree on the greatest.
     /// The next greater number is free too, for a second communicator.
     pub fn propose_context(&self) -> u32 {
@@ -191,7 +204,22 @@ pub struct Turn<'a> {
     wait_state: Option<WaitState>,
 }
 
+/// How long an interrupted wait has lasted.
+#[derive(Debug)]
+pub struct Waiting(WaitState);
+
 impl<'a> Turn<'a> {
+    /// Releases the engine in the middle of a wait; [`Communicator::resume`] goes on with it.
+    pub fn pause(self) -> Option<Waiting> {
+        self.wait_state.map(Waiting)
+    }
+
+    /// Whether this is the engine of a communicator.
+    #[inline]
+    pub fn drives(&self, comm: &Communicator) -> bool {
+        self.guard.is_of(&comm.engine)
+    }
+
     pub(crate) fn guard(&mut self) -> &mut EngineGuard<'a> {
         &mut self.guard
     }

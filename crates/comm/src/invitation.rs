@@ -6,6 +6,7 @@ use std::time::Duration;
 use dayfly_fabric::libfabric::Choice;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::PublicKey;
+use dayfly_rendezvous::keys::random;
 use dayfly_storage::StoreUrl;
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +16,9 @@ use crate::{Channel, Communicator, JoinOptions, Joined, Options, connector, join
 
 /// Environment variable that holds an [`Invitation`] as JSON.
 pub const GROUP_VARIABLE: &str = "DAYFLY_GROUP";
+
+/// Characters of a group's name that the names of new groups begin with. The rendezvous limits the length of names.
+const MAX_PREFIX: usize = 48;
 
 /// How a rank finds its group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,6 +115,30 @@ impl Invitation {
                 Code::InvalidRequest,
                 format!("this is no invitation to a group: {error}; {GROUP_VARIABLE} is set by `dayfly run`"),
             )
+        })
+    }
+
+    /// The invitation as JSON, for [`GROUP_VARIABLE`].
+    pub fn to_json(&self) -> String {
+        // These types always serialize: their keys are strings.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// An invitation to a new group of `size` ranks that meet at the same rendezvous and connect in the same way. Its
+    /// name begins with this one's, and its secret is random. It names no rank and no run.
+    ///
+    /// # Errors
+    /// [`Code::Internal`] when the system gives no random bytes.
+    pub fn to_new_group(&self, size: u32) -> Result<Self, Failure> {
+        let chance = hex::encode(random::<8>()?);
+        let kept = self.name.chars().take(MAX_PREFIX).collect::<String>();
+        Ok(Self {
+            name: format!("{kept}-{chance}"),
+            run: String::new(),
+            secret: hex::encode(random::<32>()?),
+            rank: None,
+            size,
+            ..self.clone()
         })
     }
 
@@ -235,5 +263,23 @@ mod tests {
         assert_eq!(Invitation::from_json(&written).unwrap(), read);
         let more = short.replace("}", r#","x":1}"#);
         assert_eq!(Invitation::from_json(&more).unwrap_err().code, Code::InvalidRequest);
+    }
+
+    #[test]
+    fn new_group_has_another_name_and_secret() {
+        let text = r#"{"rendezvous":"127.0.0.1:7","name":"n","run":"r","secret":"00","rank":1,"size":2,"spin_us":7}"#;
+        let first = Invitation::from_json(text).unwrap();
+        let (one, other) = (first.to_new_group(5).unwrap(), first.to_new_group(5).unwrap());
+        assert!(one.name.starts_with("n-"), "{}", one.name);
+        assert_ne!((&one.name, &one.secret), (&other.name, &other.secret));
+        assert_eq!(
+            (one.rank, one.size, one.run.as_str(), one.spin_us),
+            (None, 5, "", Some(7))
+        );
+        let long = Invitation {
+            name: "x".repeat(200),
+            ..first
+        };
+        assert!(long.to_new_group(1).unwrap().name.len() < 100);
     }
 }

@@ -44,6 +44,7 @@
 //!   [`LostRanks`] lists the lost ranks.
 //! - [`membership`] sends heartbeats to the rendezvous ([`dayfly_rendezvous`]) and receives losses.
 //! - [`connect_queue`] holds the requests to connect two ranks, if the group connects on demand.
+//! - [`service`] publishes names among ranks.
 //! - [`connector`] joins for ranks in a sandbox without a network, and carries their bytes.
 //!
 //! [`cost`] predicts time and price of an operation over each channel.
@@ -72,6 +73,7 @@ mod nonblocking;
 pub mod operation;
 pub mod options;
 pub mod post;
+pub mod service;
 mod shrink;
 pub mod table;
 mod wake;

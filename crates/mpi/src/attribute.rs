@@ -186,12 +186,14 @@ struct Predefined {
     appnum: c_int,
 }
 
-/// Value of `MPI_UNIVERSE_SIZE`: the number of ranks of the world.
+/// Value of `MPI_UNIVERSE_SIZE`: the number of processes that are useful at a time.
 static UNIVERSE_SIZE: AtomicI32 = AtomicI32::new(1);
 
-/// Sets the number of ranks of the world.
+/// Sets `MPI_UNIVERSE_SIZE`: the number of ranks of the world, or that of this host's cores if there are more, since
+/// spawned processes run beside their root.
 pub fn set_universe_size(size: u32) {
-    UNIVERSE_SIZE.store(size as c_int, Ordering::Release);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    UNIVERSE_SIZE.store((size as usize).max(cores) as c_int, Ordering::Release);
 }
 
 /// The greatest tag.
@@ -205,7 +207,7 @@ fn predefined(key: Keyval) -> Option<usize> {
         io: crate::handle::ANY_SOURCE,
         wtime_is_global: 0,
         last_used_code: AtomicUsize::new(0),
-        appnum: 0,
+        appnum: crate::dynamic::appnum(),
     });
     let address = |value: &c_int| std::ptr::from_ref(value) as usize;
     Some(match key.0 {

@@ -9,6 +9,7 @@ use crate::attribute::{self, Holder};
 use crate::buffers::{self, Owner};
 use crate::collective::gathered;
 use crate::communicator::{self, COMMUNICATORS, CommObject, Peer, Sides, make};
+use crate::dynamic;
 use crate::errhandler;
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
@@ -17,9 +18,9 @@ use crate::handle::{Comm, Errhandler, Group, Info, Request, UNDEFINED};
 use crate::info;
 use crate::interface::part;
 use crate::pointer::{Out, Text};
+use crate::realm::Control;
 use crate::request::{self, Active};
 use crate::session;
-use crate::state::{self, Instance};
 use crate::status::Completion;
 
 /// In the tags of messages by which the leaders of two groups agree on an intercommunicator. The rest is the caller's tag.
@@ -34,10 +35,9 @@ fn greatest(comm: &Communicator, number: u32) -> Result<u32> {
     Ok(u64::from_ne_bytes(all) as u32)
 }
 
-/// A communicator of these ranks of the world. Exactly they call it; the lowest one decides.
-fn of_ranks(members: &[u32], tag: u32) -> Result<Communicator> {
-    let instance = state::instance()?;
-    let control = &instance.control;
+/// A communicator of these processes, over a group that has all of them. Exactly they call it; the first one decides.
+fn of_processes(control: &Control, processes: &[u32], tag: u32) -> Result<Communicator> {
+    let members = control.ranks(processes)?;
     let tag = tag % KEPT_TAGS;
     let mut context = control.propose_context();
     let mut word = [0; 4];
@@ -57,12 +57,13 @@ fn of_ranks(members: &[u32], tag: u32) -> Result<Communicator> {
         control.recv(&mut word, *leader, tag)?;
         context = u32::from_ne_bytes(word);
     }
-    Ok(control.with_members(context, members.to_vec())?)
+    Ok(control.with_members(context, members)?)
 }
 
 /// A communicator of a group outside of any other one; `text` tells calls of the same ranks apart.
 pub fn from_group(members: &[u32], text: &str, handler: Errhandler) -> Result<Comm> {
-    Ok(make(CommObject::new(Some(of_ranks(members, tag_of(text))?), handler)))
+    let made = of_processes(&Control::world()?, members, tag_of(text))?;
+    Ok(make(CommObject::new(Some(made), handler)))
 }
 
 /// A sum over the bytes of a text: the same on all ranks, and rarely the same for two texts.
@@ -72,11 +73,11 @@ fn tag_of(text: &str) -> u32 {
 }
 
 /// How the leaders of two groups exchange messages.
-struct Link<'a> {
-    comm: &'a Communicator,
+pub struct Link<'a> {
+    pub comm: &'a Communicator,
     /// The other leader's rank in it. Only the own leader needs it.
-    other: u32,
-    tag: u32,
+    pub other: u32,
+    pub tag: u32,
 }
 
 /// The link of the first ranks on both sides of an intercommunicator, apart from the messages of programs.
@@ -88,17 +89,17 @@ fn link_of(object: &CommObject) -> Result<Link<'_>> {
     })
 }
 
-/// The link of the leaders of two groups without a communicator in common; `other` is a rank of the world.
-fn link_of_leaders(instance: &Instance, other: u32, tag: u32) -> Link<'_> {
+/// The link of the leaders of two groups without a communicator in common; `other` is a rank of all of `control`.
+fn link_of_leaders(control: &Control, other: u32, tag: u32) -> Link<'_> {
     Link {
-        comm: &instance.control,
+        comm: control,
         other,
         tag: OF_LEADERS + tag % KEPT_TAGS,
     }
 }
 
 /// Exchanges bytes between the leaders of two groups. Returns the other leader's on all ranks of this group.
-fn across(local: &Communicator, leader: u32, link: &Link<'_>, own: &[u8]) -> Result<Vec<u8>> {
+pub fn across(local: &Communicator, leader: u32, link: &Link<'_>, own: &[u8]) -> Result<Vec<u8>> {
     let mut length = [0; 8];
     let mut theirs = Vec::new();
     if local.rank() == leader {
@@ -290,7 +291,7 @@ fn split_between(object: &CommObject, color: Option<u32>, key: c_int) -> Result<
 
 /// A communicator of a group of ranks of this one; all ranks call it.
 fn create(object: &Arc<CommObject>, chosen: &[u32]) -> Result<Comm> {
-    let members = object.members()?;
+    let members = object.processes()?;
     if chosen.iter().any(|member| !members.contains(member)) {
         return Err(Error::new(
             class::GROUP,
@@ -316,15 +317,16 @@ fn release(comm: Out<Comm>) -> Result<()> {
     attribute::delete_all(&*object, handle)?;
     COMMUNICATORS.remove(handle.0);
     buffers::forget(Owner::Comm(handle.0));
+    dynamic::forget_parent(handle);
     comm.set(Comm::NULL);
     Ok(())
 }
 
-/// The lowest rank of the world on this rank's host, which names the host.
-fn host() -> Result<c_int> {
-    let instance = state::instance()?;
-    let own = instance.control.rank() as usize;
-    let hosts = instance.control.hosts_of_all();
+/// The lowest rank of the communicator's whole group on this rank's host, which names the host.
+fn host(object: &CommObject) -> Result<c_int> {
+    let control = object.control()?;
+    let own = control.rank() as usize;
+    let hosts = control.hosts_of_all();
     Ok(hosts.get(own).map_or(0, |host| *host as c_int))
 }
 
@@ -380,8 +382,8 @@ mpi! {
         info::optional(info)?;
         let object = communicator::get(comm)?;
         let color = match kind {
-            part::SHARED => host()?,
-            part::HW_GUIDED | part::RESOURCE_GUIDED if names_shared_memory(info)? => host()?,
+            part::SHARED => host(&object)?,
+            part::HW_GUIDED | part::RESOURCE_GUIDED if names_shared_memory(info)? => host(&object)?,
             part::RESOURCE_GUIDED => part_of_set(info, &object)?,
             part::HW_GUIDED | part::HW_UNGUIDED | UNDEFINED => UNDEFINED,
             _ => return Err(Error::new(class::ARG, format!("there is no type {kind} of parts"))),
@@ -400,9 +402,12 @@ mpi! {
         let object = communicator::get_intra(comm)?;
         let chosen = group::get(group)?;
         let tag = communicator::send_tag(tag)?;
-        let own = object.members()?[object.rank() as usize];
+        let own = object.processes()?[object.rank() as usize];
         let made = match chosen.contains(&own) {
-            true => make(CommObject::new(Some(of_ranks(&chosen, tag)?), object.handler())),
+            true => {
+                let made = of_processes(&object.control()?, &chosen, tag)?;
+                make(CommObject::new(Some(made), object.handler()))
+            }
             false => Comm::NULL,
         };
         new.check()?.set(made);
@@ -413,23 +418,26 @@ mpi! {
         local: Comm, leader: c_int, peers: Comm, remote_leader: c_int, tag: c_int, new: Out<Comm>
     ) [local] {
         let object = communicator::get_intra(local)?;
-        let local = object.local()?;
         let Peer::Rank(leader) = object.receiver(leader)? else {
             return Err(Error::new(class::RANK, "the leader is no rank"));
         };
         let tag = communicator::send_tag(tag)?;
-        let instance = state::instance()?;
         // Only the leader's argument counts.
-        let mut other = 0;
-        if local.rank() == leader {
+        let (mut control, mut other) = (object.control()?, 0);
+        if object.rank() == leader {
             let peers = communicator::get(peers)?;
             let Peer::Rank(rank) = peers.receiver(remote_leader)? else {
                 return Err(Error::new(class::RANK, "the other leader is no rank"));
             };
             other = peers.peers()?.members()[rank as usize];
+            control = peers.control()?;
         }
-        let sides = between(local, leader, &link_of_leaders(&instance, other, tag))?;
-        new.check()?.set(make(CommObject::between(sides, object.handler())));
+        let link = link_of_leaders(&control, other, tag);
+        let made = match dynamic::over_new_group(&object, leader, &link)? {
+            Some(made) => made,
+            None => CommObject::between(between(object.local()?, leader, &link)?, object.handler()),
+        };
+        new.check()?.set(make(made));
         Ok(())
     }
 
@@ -443,8 +451,12 @@ mpi! {
         let (Some(_), Some(other)) = (rank(&local, leader), rank(&remote, remote_leader)) else {
             return Err(Error::new(class::RANK, "a leader is no rank of its group"));
         };
-        let instance = state::instance()?;
-        let sides = between(&of_ranks(&local, tag)?, leader as u32, &link_of_leaders(&instance, other, tag))?;
+        let control = Control::world()?;
+        let [other] = control.ranks(&[other])?[..] else {
+            return Err(Error::new(class::RANK, "the leader is no rank of the world"));
+        };
+        let own = of_processes(&control, &local, tag)?;
+        let sides = between(&own, leader as u32, &link_of_leaders(&control, other, tag))?;
         let object = CommObject::between(sides, errhandler::check(handler)?);
         *object.info() = pairs;
         new.check()?.set(make(object));
@@ -480,11 +492,7 @@ mpi! {
     }
 
     fn MPI_Comm_disconnect(comm: Out<Comm>) [()] {
+        dynamic::wait_for_others(comm.get()?)?;
         release(comm)
-    }
-
-    fn MPI_Comm_get_parent(comm: Out<Comm>) [()] {
-        comm.check()?.set(Comm::NULL);
-        Ok(())
     }
 }

@@ -15,6 +15,7 @@ use crate::info;
 use crate::interface::AtomicNumber;
 use crate::interface::comparison::{CONGRUENT, IDENT, UNEQUAL};
 use crate::pointer::{Out, Text, TextOut};
+use crate::realm::{self, Realm};
 use crate::state;
 use crate::topology::Topology;
 
@@ -31,6 +32,8 @@ pub struct CommObject {
     /// For the parts of partitioned messages, once there are any.
     parts: OnceLock<Communicator>,
     is_inter: bool,
+    // Declared after the communicators, which go before their group does.
+    realm: OnceLock<Arc<Realm>>,
     pub attributes: Attributes,
     handler: AtomicNumber,
     name: Mutex<String>,
@@ -83,7 +86,9 @@ pub enum Peer {
 impl CommObject {
     /// A communicator within one group; `None` if it follows later.
     pub fn new(local: Option<Communicator>, handler: Errhandler) -> Self {
+        let realm = local.as_ref().and_then(realm::of);
         Self {
+            realm: realm.map(OnceLock::from).unwrap_or_default(),
             local: local.map(OnceLock::from).unwrap_or_default(),
             remote: OnceLock::new(),
             merged: OnceLock::new(),
@@ -111,6 +116,9 @@ impl CommObject {
     /// Completes a communicator that was made without its ranks.
     pub fn complete(&self, local: Communicator) {
         // It is completed once, by the operation that made it.
+        if let Some(realm) = realm::of(&local) {
+            let _ = self.realm.set(realm);
+        }
         let _ = self.local.set(local);
     }
 
@@ -169,6 +177,11 @@ impl CommObject {
             )),
             false => self.local(),
         }
+    }
+
+    /// The group that it lies over; `None` for the world.
+    pub fn realm(&self) -> Option<&Arc<Realm>> {
+        self.realm.get()
     }
 
     pub fn is_inter(&self) -> bool {
@@ -320,9 +333,9 @@ mpi! {
         } else if first.is_inter() != second.is_inter() {
             UNEQUAL
         } else {
-            let local = of_groups(group::compare(first.members()?, second.members()?));
+            let local = of_groups(group::compare(&first.processes()?, &second.processes()?));
             match first.is_inter() {
-                true => local.max(of_groups(group::compare(first.remote_members()?, second.remote_members()?))),
+                true => local.max(of_groups(group::compare(&first.remote_processes()?, &second.remote_processes()?))),
                 false => local,
             }
         };

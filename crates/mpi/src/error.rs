@@ -173,11 +173,6 @@ impl From<Failure> for Error {
     }
 }
 
-/// The function is not there yet: [`crate::unsupported`] lists those.
-pub fn unsupported(what: &str) -> Error {
-    Error::new(class::UNSUPPORTED_OPERATION, format!("{what} is not supported yet"))
-}
-
 /// The bits of a class in a code.
 const CLASS_MASK: c_int = (1 << CLASS_BITS) - 1;
 /// Classes that MPI does not have.

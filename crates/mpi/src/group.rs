@@ -1,4 +1,4 @@
-//! Groups: ordered sets of ranks of the world.
+//! Groups: ordered sets of processes. Those of the world have their ranks as numbers ([`crate::realm`]).
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -11,7 +11,7 @@ use crate::handle::{Comm, Group, PROC_NULL, Table, UNDEFINED};
 use crate::interface::comparison::{IDENT, SIMILAR, UNEQUAL};
 use crate::pointer::{In, Out};
 
-/// The ranks of a group, as ranks of the world.
+/// The processes of a group.
 pub type Members = Arc<[u32]>;
 
 struct GroupObject(Members);
@@ -106,13 +106,13 @@ fn length(count: c_int) -> Result<usize> {
 
 mpi! {
     fn MPI_Comm_group(comm: Comm, group: Out<Group>) [comm] {
-        let members: Members = communicator::get(comm)?.members()?.into();
+        let members: Members = communicator::get(comm)?.processes()?;
         group.check()?.set(make(members));
         Ok(())
     }
 
     fn MPI_Comm_remote_group(comm: Comm, group: Out<Group>) [comm] {
-        let members: Members = communicator::get(comm)?.remote_members()?.into();
+        let members: Members = communicator::get(comm)?.remote_processes()?;
         group.check()?.set(make(members));
         Ok(())
     }

@@ -16,7 +16,7 @@
 //! - [`deprecated`], [`fortran`] and [`extension`] are what the standard has removed, what it has for Fortran, and what
 //!   MPICH has beside it.
 //! - [`abi`] is what programs ask of the binary interface itself.
-//! - [`unsupported`] lists what is refused.
+//! - [`dynamic`] starts processes and connects worlds; [`realm`] is what their communicators lie over.
 
 mod abi;
 mod attribute;
@@ -26,6 +26,7 @@ mod comm_create;
 mod communicator;
 mod datatype;
 mod deprecated;
+mod dynamic;
 mod errhandler;
 mod error;
 #[cfg(face = "mpich")]
@@ -46,11 +47,11 @@ mod partitioned;
 mod point;
 mod pointer;
 mod probe;
+mod realm;
 mod request;
 mod session;
 mod state;
 mod status;
 mod tools;
 mod topology;
-mod unsupported;
 mod window;

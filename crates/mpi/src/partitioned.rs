@@ -22,7 +22,6 @@ use crate::info;
 use crate::point::Data;
 use crate::pointer::{Buffer, In, Out};
 use crate::request::{self, Active, make_persistent, with_active};
-use crate::state;
 use crate::status::Completion;
 
 /// Set in the tags of parts. Announcements have the tags of the program.
@@ -379,7 +378,7 @@ pub fn serve(turn: &mut Turn<'_>) {
 #[cold]
 fn serve_all(turn: &mut Turn<'_>) {
     let mut all = waiting();
-    all.retain(|receiver| !receiver.meet(turn) && !receiver.is_freed());
+    all.retain(|receiver| !receiver.is_freed() && (!receiver.comm.is_driven_by(turn) || !receiver.meet(turn)));
     WAITING_COUNT.store(all.len(), Ordering::Release);
 }
 
@@ -565,6 +564,14 @@ pub enum Round {
 }
 
 impl Round {
+    /// The communicator of its messages.
+    pub fn comm(&self) -> &CommObject {
+        match self {
+            Self::Send(sending) => &sending.sender.comm,
+            Self::Receive(receiver) => &receiver.comm,
+        }
+    }
+
     /// How it has ended, if it has. The engine is `turn`'s.
     pub fn poll(&mut self, turn: &mut Turn<'_>) -> Option<Completion> {
         match self {
@@ -617,8 +624,8 @@ fn make_receiver(data: Data, parts: c_int, from: c_int, tag: c_int, comm: Comm) 
 }
 
 fn start_receiver(receiver: &Arc<Receiver>) -> Result<Active> {
-    let instance = state::instance()?;
-    let mut turn = instance.control.turn();
+    let control = receiver.comm.control()?;
+    let mut turn = control.turn();
     let mut state = receiver.state();
     state.run = Some(Run::default());
     receiver.post(&mut turn, &mut state);

@@ -65,6 +65,11 @@ impl<T: Copy> Out<T> {
 pub struct In<T>(*const T);
 
 impl<T: Copy> In<T> {
+    /// NULL.
+    pub fn none() -> Self {
+        Self(std::ptr::null())
+    }
+
     /// The array, for as long as the call lasts.
     pub fn slice<'a>(self, length: usize) -> Result<&'a [T]> {
         if length == 0 {
@@ -79,6 +84,21 @@ impl<T: Copy> In<T> {
 
     pub fn address(self) -> usize {
         self.0 as usize
+    }
+}
+
+impl In<Text> {
+    /// The texts before the first NULL; none if the array itself is NULL.
+    pub fn until_null(self) -> Vec<String> {
+        let mut all = Vec::new();
+        while !self.0.is_null() {
+            // SAFETY: the caller passed an array that ends with NULL, and no NULL came before this place.
+            match unsafe { self.0.add(all.len()).read() }.optional() {
+                Some(text) => all.push(text),
+                None => break,
+            }
+        }
+        all
     }
 }
 

@@ -13,8 +13,8 @@ use crate::face::mpi;
 use crate::handle::{Comm, Count, Datatype, Message, Request, Table};
 use crate::point::{Data, receive_matched};
 use crate::pointer::{Buffer, Out};
-use crate::request::{self, Active, finish, make};
-use crate::state;
+use crate::realm::Wheel;
+use crate::request::{Active, finish, make};
 use crate::status::{Completion, StatusOut};
 
 /// A message that a matching probe took.
@@ -51,17 +51,22 @@ fn look<T>(
     let Peer::Rank(from) = peer else {
         return Ok(Some(None));
     };
-    let instance = state::instance()?;
-    let mut turn = instance.control.turn();
+    let (control, peers) = (comm.control()?, comm.peers()?);
+    let mut wheel = Wheel::new(&control);
     if !waits {
-        turn.progress();
+        wheel.progress();
     }
     loop {
-        request::serve(&mut turn);
-        match find(&mut turn, comm.peers()?, from, tag)? {
+        let mut found = Ok(None);
+        wheel.each(|turn| {
+            if turn.drives(peers) {
+                found = find(turn, peers, from, tag);
+            }
+        });
+        match found? {
             Some(found) => return Ok(Some(Some(found))),
             None if !waits => return Ok(None),
-            None => turn.step("MPI_Probe")?,
+            None => wheel.step("MPI_Probe")?,
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Requests: operations that are under way.
 //!
-//! One thread at a time drives the engine (`Turn`), and then polls all requests that it waits for. Locks are taken in
-//! this order: engine, request.
+//! One thread at a time drives an engine (`Turn`), and then polls all requests that it waits for. Locks are taken in
+//! this order: engine, request. A request is polled with the engine that its communicator lies over
+//! ([`crate::realm`]).
 
 mod complete;
 
@@ -19,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::handle::{Request, Table};
 use crate::partitioned;
 use crate::pointer::Buffer;
-use crate::state;
+use crate::realm::{Control, Wheel};
 use crate::status::{Completion, Status, no_request};
 use crate::window;
 
@@ -111,6 +112,18 @@ impl Message {
 }
 
 impl Active {
+    /// The group whose engine the operation needs.
+    fn control(&self) -> Result<Control> {
+        match self {
+            Self::Message(message) => message.comm.control(),
+            Self::Collective(collective) => collective._comm.control(),
+            Self::Window(pending) => pending.control(),
+            Self::Both(both) => both.0.control(),
+            Self::Parts(round) => round.comm().control(),
+            Self::Over(_) | Self::Generalized(_) | Self::Flush(_) => Control::world(),
+        }
+    }
+
     /// Ends the operation if it can. The engine is `turn`'s.
     fn poll(&mut self, turn: &mut Turn<'_>) -> bool {
         let completion = match self {
@@ -132,6 +145,7 @@ impl Active {
                 },
                 None => return false,
             },
+            Self::Parts(round) if !round.comm().is_driven_by(turn) => return false,
             Self::Parts(round) => match round.poll(turn) {
                 Some(completion) => completion,
                 None => return false,
@@ -140,6 +154,8 @@ impl Active {
                 true => Completion::empty(),
                 false => return false,
             },
+            Self::Message(message) if !message.comm.is_driven_by(turn) => return false,
+            Self::Collective(collective) if !collective._comm.is_driven_by(turn) => return false,
             Self::Message(message) => match turn.take(&message.operation) {
                 Some(outcome) => message.end(outcome),
                 None => return false,
@@ -205,6 +221,11 @@ impl RequestObject {
     fn is_active(&self) -> bool {
         self.active().is_some()
     }
+
+    /// The group whose engine the operation needs.
+    fn control(&self) -> Result<Control> {
+        self.active().as_ref().map_or_else(Control::world, Active::control)
+    }
 }
 
 /// A handle for an operation that was started.
@@ -244,9 +265,11 @@ pub fn clear() {
     drop(all);
 }
 
-/// Ends orphans that can end.
-fn poll_orphans(turn: &mut Turn<'_>) {
-    orphans().retain(|(_, orphan)| !orphan.poll(turn));
+/// Ends orphans that can end. Returns whether there are any left.
+pub fn poll_orphans(turn: &mut Turn<'_>) -> bool {
+    let mut all = orphans();
+    all.retain(|(_, orphan)| !orphan.poll(turn));
+    !all.is_empty()
 }
 
 /// The buffered sends that use a buffer and are still under way.
@@ -266,21 +289,25 @@ pub fn serve(turn: &mut Turn<'_>) {
 /// Calls a function with the engine and an operation: `None` between the runs of a persistent one.
 pub fn with_active<T>(handle: Request, act: impl FnOnce(&mut Turn<'_>, Option<&mut Active>) -> Result<T>) -> Result<T> {
     let request = REQUESTS.get(handle.0).ok_or_else(no_request)?;
-    let instance = state::instance()?;
-    let mut turn = instance.control.turn();
+    let control = request.control()?;
+    let mut turn = control.turn();
     act(&mut turn, request.active().as_mut())
 }
 
 /// Waits for an operation that has no handle.
 pub fn finish(mut active: Active, what: &'static str) -> Result<Completion> {
     if !matches!(active, Active::Over(_)) {
-        let instance = state::instance()?;
-        let mut turn = instance.control.turn();
-        while !active.poll(&mut turn) {
-            serve(&mut turn);
-            if let Err(failure) = turn.step(what) {
-                active.abandon(&mut turn);
-                drop(turn);
+        let control = active.control()?;
+        let mut wheel = Wheel::new(&control);
+        loop {
+            let mut has_ended = false;
+            wheel.each(|turn| has_ended = has_ended || active.poll(turn));
+            if has_ended {
+                break;
+            }
+            if let Err(failure) = wheel.step(what) {
+                drop(wheel);
+                active.abandon(&mut control.turn());
                 return Err(failure.into());
             }
         }

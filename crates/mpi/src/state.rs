@@ -20,7 +20,8 @@ use crate::face::{mpi, mpi_value};
 use crate::handle::{Comm, Errhandler, Info};
 use crate::interface::{self, RUN};
 use crate::pointer::{Buffer, Out, TextOut};
-use crate::{attribute, buffers, errhandler, error, file, info, inherited, probe, request, session, window};
+use crate::realm::WorldId;
+use crate::{attribute, buffers, dynamic, errhandler, error, file, info, inherited, probe, request, session, window};
 
 /// Context of `MPI_COMM_SELF`, and of the messages by which ranks agree on new communicators. Equal on all ranks, since
 /// the world's is 0.
@@ -31,6 +32,10 @@ const CONTROL_CONTEXT: u32 = 2;
 pub struct Instance {
     /// For the messages of this library itself.
     pub control: Communicator,
+    /// What names the world.
+    pub id: WorldId,
+    /// The invitation that the world was joined by, without the rank; `None` in a world without one.
+    pub invitation: Option<Invitation>,
     pub communicators: Communicators,
     // Declared last: a rank closes its connections before it leaves the group.
     _membership: Option<Membership>,
@@ -158,9 +163,10 @@ fn join() -> Result<()> {
             "MPI cannot be initialised again after its end",
         ));
     }
-    let (world, membership) = match (inherited::world()?, Invitation::from_environment()?) {
+    let (inherited, mut invitation) = (inherited::world()?, Invitation::from_environment()?);
+    let (world, membership) = match (inherited, &mut invitation) {
         (Some(communicator), _) => (communicator, None),
-        (None, Some(mut invitation)) => {
+        (None, Some(invitation)) => {
             invitation.run.push_str(RUN);
             let World {
                 communicator,
@@ -179,21 +185,24 @@ fn join() -> Result<()> {
     let alone = world.with_members(SELF_CONTEXT, vec![own])?;
     let control = world.with_members(CONTROL_CONTEXT, all)?;
     attribute::set_universe_size(world.size());
+    let id = dynamic::world_id(invitation.as_ref())?;
     let communicators = Communicators::new(world, alone, handlers());
     *INSTANCE.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(Instance {
         control,
+        id,
+        invitation,
         communicators,
         _membership: membership,
     }));
-    Ok(())
+    dynamic::meet_parents().inspect_err(|_| {
+        *INSTANCE.write().unwrap_or_else(PoisonError::into_inner) = None;
+    })
 }
 
 /// Leaves the group. Handles of its objects are invalid after that.
 fn close(instance: Arc<Instance>, waits: bool) -> Result<()> {
-    if waits {
-        // A rank that leaves early would take messages with it that others still want.
-        let _ = instance.communicators.world.local()?.barrier();
-    }
+    // A rank that leaves early would take messages with it that others still want.
+    dynamic::part(&instance, waits)?;
     *HANDLERS.lock().unwrap_or_else(PoisonError::into_inner) = instance.communicators.handlers();
     *INSTANCE.write().unwrap_or_else(PoisonError::into_inner) = None;
     // What has connections goes before the membership, which the instance has.

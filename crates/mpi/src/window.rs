@@ -21,7 +21,7 @@ use crate::error::{Error, Result, class};
 use crate::handle::{Table, Win};
 use crate::interface::{self, AtomicNumber};
 use crate::pointer::Buffer;
-use crate::state;
+use crate::realm::Wheel;
 
 pub use access::Pending;
 use wire::{Request, Response};
@@ -172,6 +172,9 @@ pub fn serve(turn: &mut Turn<'_>) {
 fn serve_all(turn: &mut Turn<'_>) {
     let all = open().clone();
     for window in all {
+        if !window.comm.is_driven_by(turn) {
+            continue;
+        }
         let mut state = window.state();
         if let Err(error) = window.serve(&mut state, turn) {
             state.failures.entry(WINDOW).or_insert(error);
@@ -277,12 +280,12 @@ impl WindowObject {
     /// Waits until something is true of the window's state. Errors of accesses do not end the wait: other ranks rely on
     /// what follows it.
     fn wait(&self, what: &'static str, mut done: impl FnMut(&mut State) -> bool) -> Result<()> {
-        let instance = state::instance()?;
-        let mut turn = instance.control.turn();
+        let control = self.comm.control()?;
+        let mut wheel = Wheel::new(&control);
         // A program that polls its own memory calls a flush, so that the accesses of others arrive.
-        turn.progress();
+        wheel.progress();
         loop {
-            crate::request::serve(&mut turn);
+            wheel.each(|_| ());
             {
                 let mut state = self.state();
                 if let Some(error) = state.failures.remove(&WINDOW) {
@@ -292,7 +295,7 @@ impl WindowObject {
                     return state.check();
                 }
             }
-            turn.step(what)?;
+            wheel.step(what)?;
         }
     }
 }

@@ -9,7 +9,9 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::PublicKey;
 
-use crate::messages::{Join, MAX_MISSING, Sealed, Seat, ToRank, VERSION};
+use crate::messages::{
+    Join, MAX_MISSING, MAX_PUBLISHED, MAX_SERVICE, Sealed, Seat, ServiceAction, ServiceRequest, ToRank, VERSION,
+};
 
 /// Number of a connection. The server uses each number once.
 pub type ConnectionId = u64;
@@ -22,6 +24,8 @@ const MAX_NAME: usize = 200;
 const MAX_REASON: usize = 500;
 /// Most groups at a time.
 const MAX_GROUPS: usize = 100_000;
+/// Most services of a group.
+const MAX_SERVICES: usize = 1024;
 /// Most finished runs that are remembered.
 const MAX_FINISHED: usize = 10_000;
 
@@ -88,6 +92,8 @@ pub struct Groups {
     groups: HashMap<Key, Group>,
     /// For each name its owner's key, and its number of groups.
     names: HashMap<String, (PublicKey, usize)>,
+    /// For each name of groups the texts of services.
+    services: HashMap<String, HashMap<String, String>>,
     seats: HashMap<ConnectionId, (Key, u32)>,
     finished: HashMap<Key, PublicKey>,
     finished_order: VecDeque<Key>,
@@ -101,14 +107,18 @@ fn cut(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(MAX_REASON).collect()
 }
 
-fn check(join: &Join) -> Result<(), Failure> {
-    if join.version != VERSION {
+fn check_version(version: u32) -> Result<(), Failure> {
+    if version != VERSION {
         let text = format!(
-            "the rendezvous uses version {VERSION} and the rank version {}; use the same release of Dayfly on both",
-            join.version
+            "the rendezvous uses version {VERSION} and the rank version {version}; use the same release of Dayfly on both"
         );
         return refused(Code::VersionMismatch, text);
     }
+    Ok(())
+}
+
+fn check(join: &Join) -> Result<(), Failure> {
+    check_version(join.version)?;
     for (what, text) in [("name", &join.name), ("run", &join.run)] {
         if text.len() > MAX_NAME || text.chars().any(char::is_control) {
             let text = format!("a group's {what} has at most {MAX_NAME} bytes and no control characters");
@@ -369,6 +379,7 @@ impl Groups {
             *count -= 1;
             if *count == 0 {
                 self.names.remove(&key.0);
+                self.services.remove(&key.0);
             }
         }
         // An unnamed run may be followed by another one.
@@ -379,6 +390,46 @@ impl Groups {
                 && let Some(oldest) = self.finished_order.pop_front()
             {
                 self.finished.remove(&oldest);
+            }
+        }
+    }
+
+    /// Handles a request about the name of a service, of a client that showed this key.
+    pub fn service(&mut self, verifier: PublicKey, request: ServiceRequest) -> Result<Option<String>, Failure> {
+        let ServiceRequest {
+            version,
+            group,
+            service,
+            action,
+        } = request;
+        check_version(version)?;
+        if service.is_empty() || service.len() > MAX_SERVICE {
+            let text = format!("the name of a service has between 1 and {MAX_SERVICE} bytes");
+            return refused(Code::InvalidRequest, text);
+        }
+        match self.names.get(&group) {
+            Some((owner, _)) if *owner == verifier => {}
+            // The same for both, so that others do not learn which groups there are.
+            _ => {
+                let text =
+                    "services belong to a group that has ranks, and to those with its secret; that group has ended";
+                return refused(Code::NotFound, text);
+            }
+        }
+        match action {
+            ServiceAction::LookUp => Ok(self.services.get(&group).and_then(|of| of.get(&service)).cloned()),
+            ServiceAction::Withdraw => Ok(self.services.get_mut(&group).and_then(|of| of.remove(&service))),
+            ServiceAction::Publish { text } => {
+                let of = self.services.entry(group).or_default();
+                if let Some(earlier) = of.get(&service) {
+                    return Ok(Some(earlier.clone()));
+                }
+                if text.len() > MAX_PUBLISHED || of.len() >= MAX_SERVICES {
+                    let text = format!("a group publishes at most {MAX_SERVICES} texts of {MAX_PUBLISHED} bytes each");
+                    return refused(Code::TooLarge, text);
+                }
+                of.insert(service, text);
+                Ok(None)
             }
         }
     }

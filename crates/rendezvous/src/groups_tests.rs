@@ -288,3 +288,87 @@ proptest! {
         }
     }
 }
+
+fn ask(state: &mut Groups, key: PublicKey, service: &str, action: ServiceAction) -> Result<Option<String>, Failure> {
+    let request = ServiceRequest {
+        version: VERSION,
+        group: "job".into(),
+        service: service.into(),
+        action,
+    };
+    state.service(key, request)
+}
+
+fn publish(text: &str) -> ServiceAction {
+    ServiceAction::Publish { text: text.into() }
+}
+
+#[test]
+fn published_service_is_kept_until_withdrawn() {
+    let mut state = formed("");
+    assert_eq!(ask(&mut state, OURS, "s", ServiceAction::LookUp), Ok(None));
+    assert_eq!(ask(&mut state, OURS, "s", publish("one")), Ok(None));
+    assert_eq!(ask(&mut state, OURS, "s", publish("two")), Ok(Some("one".into())));
+    assert_eq!(
+        ask(&mut state, OURS, "s", ServiceAction::LookUp),
+        Ok(Some("one".into()))
+    );
+    assert_eq!(
+        ask(&mut state, OURS, "s", ServiceAction::Withdraw),
+        Ok(Some("one".into()))
+    );
+    assert_eq!(ask(&mut state, OURS, "s", ServiceAction::LookUp), Ok(None));
+}
+
+#[test]
+fn services_end_with_the_last_rank() {
+    let mut state = formed("");
+    assert_eq!(ask(&mut state, OURS, "s", publish("one")), Ok(None));
+    state.leave(0, None);
+    assert_eq!(
+        ask(&mut state, OURS, "s", ServiceAction::LookUp),
+        Ok(Some("one".into()))
+    );
+    state.leave(1, None);
+    let failure = ask(&mut state, OURS, "s", ServiceAction::LookUp).unwrap_err();
+    assert_eq!(failure.code, Code::NotFound);
+    assert!(state.services.is_empty());
+    seat(&mut state, 2, &join("job", "", 1, None)).unwrap();
+    assert_eq!(ask(&mut state, OURS, "s", ServiceAction::LookUp), Ok(None));
+}
+
+#[test]
+fn service_of_another_secret_is_hidden() {
+    let mut state = formed("");
+    assert_eq!(ask(&mut state, OURS, "s", publish("one")), Ok(None));
+    for action in [ServiceAction::LookUp, ServiceAction::Withdraw, publish("two")] {
+        let failure = ask(&mut state, THEIRS, "s", action).unwrap_err();
+        assert_eq!(failure.code, Code::NotFound);
+    }
+    assert_eq!(
+        ask(&mut state, OURS, "s", ServiceAction::LookUp),
+        Ok(Some("one".into()))
+    );
+}
+
+#[test]
+fn services_are_bounded_in_number_and_length() {
+    let mut state = formed("");
+    for service in ["", &"x".repeat(MAX_SERVICE + 1)] {
+        let failure = ask(&mut state, OURS, service, publish("one")).unwrap_err();
+        assert_eq!(failure.code, Code::InvalidRequest);
+    }
+    let long = "x".repeat(MAX_PUBLISHED + 1);
+    assert_eq!(
+        ask(&mut state, OURS, "s", publish(&long)).unwrap_err().code,
+        Code::TooLarge
+    );
+    for number in 0..MAX_SERVICES {
+        assert_eq!(ask(&mut state, OURS, &number.to_string(), publish("one")), Ok(None));
+    }
+    assert_eq!(
+        ask(&mut state, OURS, "more", publish("one")).unwrap_err().code,
+        Code::TooLarge
+    );
+    assert_eq!(ask(&mut state, OURS, "0", publish("two")), Ok(Some("one".into())));
+}

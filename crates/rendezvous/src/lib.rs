@@ -3,7 +3,8 @@
 //!
 //! A rank opens one TLS connection and keeps it while it belongs to the group. If the connection ends, or is silent for
 //! a heartbeat interval, the rank is lost and the others are informed. Only names and addresses pass the rendezvous.
-//! The group's messages do not, except through the relay, which cannot read them.
+//! The group's messages do not, except through the relay, which cannot read them. For as long as a group has ranks, the
+//! rendezvous keeps texts that its members publish under names of services.
 //!
 //! - [`messages`]: the protocol between a rank and the rendezvous;
 //! - [`client`]: a rank's connection;

@@ -16,6 +16,10 @@ pub(crate) const MAX_TO_RANK: usize = 64 << 20;
 pub const MAX_ADDRESSES: usize = 16;
 /// Most missing ranks that are named.
 pub const MAX_MISSING: usize = 16;
+/// Longest name of a service, in bytes.
+pub const MAX_SERVICE: usize = 256;
+/// Longest text that is published under the name of a service, in bytes.
+pub const MAX_PUBLISHED: usize = 1024;
 /// Length of a relay ticket in bytes.
 pub const TICKET_BYTES: usize = 64;
 /// First bytes of a connection to the relay, before its ticket. The first byte distinguishes it from TLS.
@@ -29,6 +33,9 @@ pub const RELAY_JOINED: u8 = b'+';
 pub enum FromRank {
     /// The first message.
     Join(Join),
+    /// In place of [`Self::Join`]: a request about a name that ranks of a group publish. The response is
+    /// [`ToRank::Published`], and the connection ends.
+    Service(ServiceRequest),
     /// How others reach this rank; sent once it has a seat.
     Card(Sealed),
     /// Shows that the rank is alive. The response is [`ToRank::Pong`].
@@ -64,6 +71,34 @@ pub struct Join {
     pub size: u32,
     /// The rank to take; `None` takes any free one.
     pub rank: Option<u32>,
+}
+
+/// A request about a name that is published among those who have the secret of a group. The TLS key shows that.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceRequest {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The group's name. It must have ranks; with its last one, all its names go.
+    pub group: String,
+    /// The name of the service.
+    pub service: String,
+    /// What to do.
+    pub action: ServiceAction,
+}
+
+/// What to do with the name of a service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "is", rename_all = "snake_case")]
+pub enum ServiceAction {
+    /// Publishes a text. Responds with the one that is published already, and keeps that.
+    Publish {
+        /// The text.
+        text: String,
+    },
+    /// Responds with the published text.
+    LookUp,
+    /// Removes the text, and responds with it.
+    Withdraw,
 }
 
 /// How a NAT maps connections from one port to different destinations.
@@ -182,6 +217,11 @@ pub enum ToRank {
         to: u32,
         /// [`TICKET_BYTES`] in hexadecimal; `None` without a relay.
         ticket: Option<String>,
+    },
+    /// Response to [`FromRank::Service`].
+    Published {
+        /// The text, if there was one.
+        text: Option<String>,
     },
     /// The request is refused, and the connection ends.
     Refused {

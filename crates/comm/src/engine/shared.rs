@@ -87,6 +87,12 @@ pub struct EngineGuard<'a> {
 }
 
 impl EngineGuard<'_> {
+    /// Whether it is this engine that is locked.
+    #[inline]
+    pub fn is_of(&self, shared: &SharedEngine) -> bool {
+        std::ptr::eq(self.shared, shared)
+    }
+
     #[inline]
     pub fn engine(&mut self) -> &mut Engine {
         // SAFETY: the mutex is locked, and `&mut self` lends the engine once at a time.

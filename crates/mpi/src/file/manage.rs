@@ -254,7 +254,7 @@ mpi! {
     }
 
     fn MPI_File_get_group (file: File, result: Out<Group>) [file] {
-        let members: group::Members = get(file)?.comm.members()?.into();
+        let members: group::Members = get(file)?.comm.processes()?;
         result.check()?.set(group::make(members));
         Ok(())
     }

@@ -3,12 +3,12 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use super::{Active, Generalized, REQUESTS, RequestObject, make, orphans, poll_orphans, serve};
+use super::{Active, Generalized, REQUESTS, RequestObject, make, orphans, poll_orphans};
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::handle::{Comm, Request, UNDEFINED};
 use crate::pointer::{Buffer, In, Out};
-use crate::state;
+use crate::realm::{self, Control, Wheel};
 use crate::status::{Completion, Status, StatusOut, no_request};
 
 type Objects = Vec<Option<Arc<RequestObject>>>;
@@ -26,24 +26,29 @@ fn objects(handles: &[Request]) -> Result<Objects> {
 
 /// Drives the engine until `done` is true of the requests, or once if this is a test.
 fn drive(all: &Objects, waits: bool, what: &'static str, done: impl Fn(&[bool]) -> bool) -> Result<Vec<bool>> {
-    let instance = state::instance()?;
-    let mut turn = instance.control.turn();
+    let awaited = || all.iter().flatten().find(|request| request.is_active());
+    let first = if realm::is_any() { awaited() } else { None };
+    let control = first.map_or_else(Control::world, |request| request.control())?;
+    let mut wheel = Wheel::new(&control);
     let mut ended = vec![false; all.len()];
     if !waits {
-        turn.progress();
+        wheel.progress();
     }
-    poll_orphans(&mut turn);
+    wheel.each(|turn| {
+        poll_orphans(turn);
+    });
     loop {
-        serve(&mut turn);
-        for (ended, request) in ended.iter_mut().zip(all) {
-            if !*ended {
-                *ended = request.as_ref().is_none_or(|request| request.poll(&mut turn));
+        wheel.each(|turn| {
+            for (ended, request) in ended.iter_mut().zip(all) {
+                if !*ended {
+                    *ended = request.as_ref().is_none_or(|request| request.poll(turn));
+                }
             }
-        }
+        });
         if !waits || done(&ended) {
             return Ok(ended);
         }
-        turn.step(what)?;
+        wheel.step(what)?;
     }
 }
 
@@ -322,8 +327,8 @@ mpi! {
 
     fn MPI_Cancel (handle: Out<Request>) [Comm::WORLD] {
         let request = object(handle.get()?)?.ok_or_else(no_request)?;
-        let instance = state::instance()?;
-        let mut turn = instance.control.turn();
+        let control = request.control()?;
+        let mut turn = control.turn();
         turn.progress();
         let ended = request.poll(&mut turn);
         let mut active = request.active();

@@ -14,8 +14,8 @@ use crate::handle::{Aint, Count, Datatype, Op, PROC_NULL, Request as Handle, Win
 use crate::interface::window::DYNAMIC;
 use crate::op::{self, NO_OP, REPLACE, reduction};
 use crate::pointer::{Buffer, Out};
+use crate::realm::Control;
 use crate::request::{Active, make};
-use crate::state;
 use crate::status::Completion;
 
 /// An access with a request of its own.
@@ -25,6 +25,11 @@ pub struct Pending {
 }
 
 impl Pending {
+    /// The group whose engine it needs.
+    pub fn control(&self) -> Result<Control> {
+        self.window.comm.control()
+    }
+
     /// Its outcome, if it has ended.
     pub fn poll(&self, turn: &mut Turn<'_>) -> Option<Result<()>> {
         serve(turn);
@@ -94,9 +99,9 @@ fn target(window: Win, rank: c_int, displacement: Aint) -> Result<Option<Target>
 
 /// Starts an access. Returns its number.
 fn start(target: &Target, mut request: Request, into: Option<Side>) -> Result<u64> {
-    let instance = state::instance()?;
-    let mut turn = instance.control.turn();
     let window = &target.window;
+    let control = window.comm.control()?;
+    let mut turn = control.turn();
     let mut state = window.state();
     request.id = state.id();
     request.displacement = target.displacement;

@@ -279,7 +279,7 @@ mpi! {
     }
 
     fn MPI_Win_get_group (win: Win, result: Out<Group>) [win] {
-        let members: group::Members = get(win)?.comm.members()?.into();
+        let members: group::Members = get(win)?.comm.processes()?;
         result.check()?.set(group::make(members));
         Ok(())
     }

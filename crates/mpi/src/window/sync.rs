@@ -10,7 +10,6 @@ use crate::group;
 use crate::handle::{Group, PROC_NULL, Win};
 use crate::interface::window::{LOCK_EXCLUSIVE, LOCK_SHARED};
 use crate::pointer::Out;
-use crate::state;
 
 impl WindowObject {
     /// Waits until accesses to one rank, or to all, have ended.
@@ -25,8 +24,8 @@ impl WindowObject {
     fn ask(&self, targets: &[usize], kind: Kind, has_response: bool) -> Result<()> {
         let mut ids = Vec::new();
         {
-            let instance = state::instance()?;
-            let mut turn = instance.control.turn();
+            let control = self.comm.control()?;
+            let mut turn = control.turn();
             let mut state = self.state();
             for target in targets {
                 let id = state.id();
@@ -91,7 +90,7 @@ impl WindowObject {
 
     /// The ranks of a group, as ranks of the window.
     fn ranks_of(&self, group: Group) -> Result<Vec<usize>> {
-        let members = self.comm.members()?;
+        let members = self.comm.processes()?;
         let find = |world: &u32| {
             let found = members.iter().position(|member| member == world);
             found.ok_or_else(|| Error::new(class::GROUP, "the group has ranks that the window has not"))
@@ -216,8 +215,8 @@ mpi! {
 
     fn MPI_Win_test (win: Win, flag: Out<c_int>) [win] {
         let window = get(win)?;
-        let instance = state::instance()?;
-        let mut turn = instance.control.turn();
+        let control = window.comm.control()?;
+        let mut turn = control.turn();
         turn.progress();
         super::serve(&mut turn);
         let mut state = window.state();

@@ -101,6 +101,26 @@ async fn serve_rank(
     let first = timeout_at(deadline, reader.next()).await.map_err(|_| timed_out())??;
     let joined = match first {
         Some(FromRank::Join(join)) => RankSession::begin(shared, verifier, &join),
+        Some(FromRank::Service(request)) => {
+            let outcome = shared.registry().groups.service(verifier, request);
+            let (response, result) = match outcome {
+                Ok(text) => (ToRank::Published { text }, Ok(())),
+                Err(failure) => (
+                    ToRank::Refused {
+                        failure: failure.clone(),
+                    },
+                    Err(failure),
+                ),
+            };
+            let sent = timeout_at(deadline, async {
+                writing.write_all(&to_frame(&response)).await?;
+                writing.shutdown().await
+            });
+            return match sent.await {
+                Ok(sent) => sent.map_err(broken).and(result),
+                Err(_) => Err(timed_out()),
+            };
+        }
         Some(_) => Err(Failure::new(
             Code::ProtocolViolation,
             "the first message must be `join`",
@@ -237,7 +257,9 @@ impl RankSession {
     fn handle(&mut self, message: FromRank) -> Result<Option<ToRank>, Failure> {
         let mut registry = self.shared.registry();
         match message {
-            FromRank::Join(_) => Err(Failure::new(Code::ProtocolViolation, "it has joined already")),
+            FromRank::Join(_) | FromRank::Service(_) => {
+                Err(Failure::new(Code::ProtocolViolation, "it has joined already"))
+            }
             FromRank::Card(card) => {
                 let deliveries = registry.groups.card(self.conn, card)?;
                 registry.deliver(deliveries);

@@ -16,7 +16,7 @@ mod view;
 mod worker_slot;
 mod workers;
 
-pub use self::changes::{CurrentTerms, Plan};
+pub use self::changes::CurrentTerms;
 pub use self::lending::CorePin;
 pub use self::meters::{Durations, Tick, add_durations};
 pub use self::terms::{GrantedTerms, Origin, PresentedAllowance};

@@ -48,7 +48,6 @@ impl NodeLease {
         let mut state = self.lock();
         Self::expire_delegations(&mut state, now);
         let LeaseData {
-            life,
             slots,
             control,
             busy_at_ms,

@@ -23,7 +23,6 @@ mod operation;
 mod pool;
 mod pool_options;
 mod printed;
-mod renewal;
 mod request;
 mod status;
 

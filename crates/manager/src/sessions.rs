@@ -82,7 +82,6 @@ struct Response {
     mode: Option<Mode>,
     image: Option<String>,
     sandbox: Option<dayfly_protocol::api::Sandbox>,
-    terms: Option<Box<dayfly_protocol::api::HeldTerms>>,
 }
 
 impl Control {
@@ -129,7 +128,6 @@ impl Control {
                 mode,
                 image,
                 sandbox,
-                terms,
             } => {
                 let response = Response {
                     request,
@@ -137,7 +135,6 @@ impl Control {
                     mode,
                     image,
                     sandbox,
-                    terms,
                 };
                 self.on_response(&mut cluster, (id, epoch), response);
             }
@@ -256,7 +253,7 @@ impl Control {
             }
         }
         // The request may have been given up.
-        let _ = pending.reply.send(response.refused.map_or(Ok(response.terms), Err));
+        let _ = pending.reply.send(response.refused.map_or(Ok(()), Err));
     }
 }
 

@@ -7,7 +7,6 @@ mod lending;
 mod loans;
 mod managers;
 mod profiles;
-mod renewals;
 mod tasks;
 mod tenants;
 

@@ -63,22 +63,20 @@ pub struct Dispatch {
 impl Dispatch {
     /// Opens a channel to every worker of the lease.
     pub fn open(lease: &Lease, options: PoolOptions) -> Result<Self, Error> {
-        let mut workers = Vec::new();
-        for index in lease.numbers() {
+        let open = |index| {
             let place = Place {
                 lease: lease.clone(),
                 index,
                 key: 0,
             };
             let channel = lease.channel(WorkerIndex(index), &options.channel)?;
-            workers.resize_with(index.into(), Worker::vacant);
-            workers.push(Worker::new(place, channel));
-        }
+            Ok(Worker::new(place, channel))
+        };
         Ok(Self {
             lease: Some(lease.clone()),
             members: None,
             options,
-            workers,
+            workers: (0..lease.workers()).map(open).collect::<Result<_, Error>>()?,
             functions: Vec::new(),
             calls: CallTable::default(),
             repairs: Vec::new(),

@@ -19,7 +19,7 @@ from harness.programs import ROOT, clean_environment, program, run
 pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 # A busy machine compiles and runs the programs in some times the usual 20 seconds.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(230)
 
 BENCH = ("bench", "apps", "--force", "--quick", "--suite", str(ROOT / "benches" / "apps"), "--python", sys.executable)
 FIELDS = ("app", "against", "speedup", "low", "high", "cores", "leased_cores", "checked", "said", "rounds")
@@ -49,7 +49,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def measured(out: Path, *names: str) -> dict[str, Any]:
     """Measures the named applications, and checks what all reports have in common."""
     only = [word for name in names for word in ("--only", name)]
-    printed = run(program(), *BENCH, "--out", out, *only, "--json", timeout=280).stdout
+    printed = run(program(), *BENCH, "--out", out, *only, "--json", timeout=200).stdout
     report: dict[str, Any] = json.loads(printed)
     assert json.loads((out / "apps.json").read_text())["rows"] == report["rows"]
     root = ElementTree.fromstring((out / "apps.svg").read_text())
@@ -109,7 +109,7 @@ def test_native_programs_share_work_with_worker(tmp_path) -> None:
         assert row["against"].endswith(("one rank", "one thread")) == (row["cores"] == 1)
     models = [row["model"] for row in report["rows"] if "model" in row]
     assert len(models) == 4
-    assert all(of["predicted"] > 0 and list(of["more"]) == ["3", "7", "15", "31"] for of in models)
+    assert all(of["predicted"] > 0 and set(of["more"]) == {"3", "7", "15", "31"} for of in models)
     for row in report["rows"]:
         if row["app"] == "jacobi":
             assert (row["matrix_sent"], row["matrix_sent_after_loss"]) == (1, 2)

@@ -104,7 +104,8 @@ impl SortRule {
 
     fn sorted(&self, sort: &SortExec) -> QueryResult<Option<Plan>> {
         let input = sort.input();
-        let has_few_rows = known_rows(input)?.is_some_and(|rows| rows < self.min_rows);
+        let known = known_rows(input).ok().flatten();
+        let has_few_rows = known.is_some_and(|rows| rows < self.min_rows);
         if has_few_rows || !can_be_cut(sort.expr(), input)? {
             return Ok(None);
         }

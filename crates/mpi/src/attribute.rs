@@ -127,7 +127,12 @@ fn key_object(key: Keyval) -> Result<Arc<KeyObject>> {
         .ok_or_else(|| Error::new(class::KEYVAL, "the key of the attribute is invalid"))
 }
 
-pub fn create(copy: Option<CopyFunction>, delete: Option<DeleteFunction>, key: Out<Keyval>, state: Buffer) -> Result<()> {
+pub fn create(
+    copy: Option<CopyFunction>,
+    delete: Option<DeleteFunction>,
+    key: Out<Keyval>,
+    state: Buffer,
+) -> Result<()> {
     key.check()?.set(Keyval(KEYS.insert(Arc::new(KeyObject {
         copy,
         delete,
@@ -213,9 +218,7 @@ fn predefined(key: Keyval) -> Option<usize> {
 }
 
 pub fn set_of_comm(comm: Comm, key: Keyval, value: Buffer) -> Result<()> {
-    communicator::get(comm)?
-        .attributes()
-        .set(comm.0, key, value.address())
+    communicator::get(comm)?.attributes().set(comm.0, key, value.address())
 }
 
 pub fn get_of_comm(comm: Comm, key: Keyval, value: Out<usize>, flag: Out<c_int>) -> Result<()> {

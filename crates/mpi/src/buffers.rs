@@ -57,7 +57,9 @@ impl std::ops::Deref for Attached {
     type Target = HashMap<Owner, (usize, Count)>;
 
     fn deref(&self) -> &Self::Target {
-        self.0.as_ref().unwrap_or_else(|| unreachable!("`attached` has made it"))
+        self.0
+            .as_ref()
+            .unwrap_or_else(|| unreachable!("`attached` has made it"))
     }
 }
 
@@ -87,7 +89,11 @@ fn attach(owner: Owner, buffer: Buffer, size: Count) -> Result<()> {
     if size < 0 {
         return Err(Error::new(class::ARG, "the size of the buffer is negative"));
     }
-    let size = if buffer.address() as isize == AUTOMATIC { 0 } else { size };
+    let size = if buffer.address() as isize == AUTOMATIC {
+        0
+    } else {
+        size
+    };
     let mut attached = attached();
     if attached.contains_key(&owner) {
         return Err(Error::new(class::BUFFER, "a buffer is attached already"));

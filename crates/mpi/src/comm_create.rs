@@ -345,7 +345,9 @@ fn names_shared_memory(given: Info) -> Result<bool> {
 
 /// The color of the part of a communicator in the set of processes that an info names; `UNDEFINED` without one.
 fn part_of_set(given: Info, object: &CommObject) -> Result<c_int> {
-    let pairs = info::optional(given)?.map(|given| given.pairs().clone()).unwrap_or_default();
+    let pairs = info::optional(given)?
+        .map(|given| given.pairs().clone())
+        .unwrap_or_default();
     let name = pairs.into_iter().find(|(key, _)| key == "mpi_pset_name");
     Ok(match name.and_then(|(_, name)| session::set_named(&name)) {
         Some(session::WORLD) => 0,

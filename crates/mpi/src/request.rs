@@ -261,10 +261,7 @@ pub fn serve(turn: &mut Turn<'_>) {
 }
 
 /// Calls a function with the engine and an operation: `None` between the runs of a persistent one.
-pub fn with_active<T>(
-    handle: Request,
-    act: impl FnOnce(&mut Turn<'_>, Option<&mut Active>) -> Result<T>,
-) -> Result<T> {
+pub fn with_active<T>(handle: Request, act: impl FnOnce(&mut Turn<'_>, Option<&mut Active>) -> Result<T>) -> Result<T> {
     let request = REQUESTS.get(handle.0).ok_or_else(no_request)?;
     let instance = state::instance()?;
     let mut turn = instance.control.turn();

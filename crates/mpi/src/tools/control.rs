@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use dayfly_comm::detached::Turn;
 
-use super::{LONG, NO_OBJECT, Result, TUNER_BASIC, UNSIGNED_LONG, USER_BASIC, entry, place, tool, with_engine, write_text};
+use super::{
+    LONG, NO_OBJECT, Result, TUNER_BASIC, UNSIGNED_LONG, USER_BASIC, entry, place, tool, with_engine, write_text,
+};
 use crate::error::class;
 use crate::handle::Datatype;
 use crate::pointer::{Buffer, Out, Text, TextOut};

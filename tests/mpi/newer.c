@@ -227,7 +227,7 @@ static void statuses_leave_requests(void) {
     int in[2], flag, index, found, indices[2];
     MPI_Request requests[2];
     MPI_Status statuses[2];
-    for (int at = 0; at < 2; at++) MPI_Irecv(&in[at], 1, MPI_INT, rank, at, MPI_COMM_SELF, &requests[at]);
+    for (int at = 0; at < 2; at++) MPI_Irecv(&in[at], 1, MPI_INT, 0, at, MPI_COMM_SELF, &requests[at]);
     CHECK(MPI_Request_get_status_all(2, requests, &flag, statuses) == MPI_SUCCESS && !flag);
     CHECK(MPI_Request_get_status_any(2, requests, &index, &flag, statuses) == MPI_SUCCESS && !flag);
     MPI_Cancel(&requests[1]);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dayfly_protocol::error::{Code, Failure};
 
-pub use crate::engine::Counters;
+pub use crate::engine::counters::Counters;
 use crate::engine::{Engine, EngineGuard, Started, WaitState};
 use crate::group::Communicator;
 use crate::matching::{ANY_SOURCE, RequestId, State, Status, Unexpected};

@@ -1,7 +1,7 @@
 //! The engine: transports, requests, and the state of the ranks.
 
 mod contexts;
-mod counters;
+pub mod counters;
 mod driver;
 mod failures;
 mod lazy_connect;
@@ -23,7 +23,6 @@ use crate::options::Options;
 use crate::wire::envelope::{Envelope, Offer, kind};
 use crate::wire::{Outgoing, Payload, PeerTransport};
 use crate::{LostRanks, Route};
-pub use counters::Counters;
 pub use driver::Watched;
 pub use failures::CommunicatorRecord;
 use lazy_connect::LazyConnections;

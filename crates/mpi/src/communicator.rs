@@ -349,7 +349,11 @@ mpi! {
     }
 
     fn MPI_Comm_get_name(comm: Comm, name: TextOut, length: Out<c_int>) [comm] {
-        length.set(name.set(&get(comm)?.name(), MAX_OBJECT_NAME)?);
+        let found = match comm {
+            Comm::NULL => "MPI_COMM_NULL".into(),
+            comm => get(comm)?.name().clone(),
+        };
+        length.set(name.set(&found, MAX_OBJECT_NAME)?);
         Ok(())
     }
 

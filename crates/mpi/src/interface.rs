@@ -34,7 +34,7 @@ values! {
     /// may load both libraries.
     RUN: &str = "mpi", "mpi-abi";
     /// Version of MPI of the header.
-    VERSION: [c_int; 2] = [4, 1], [5, 0];
+    VERSION: [c_int; 2] = [4, 0], [5, 0];
     /// Version of the standard's binary interface; -1 if this is not that one.
     ABI_VERSION: [c_int; 2] = [-1, -1], [1, 0];
 }

@@ -167,7 +167,11 @@ mpi! {
     }
 
     fn MPI_Type_get_name (datatype: Datatype, name: TextOut, length: Out<c_int>) [()] {
-        length.set(name.set(&get(datatype)?.name(), MAX_OBJECT_NAME)?);
+        let found = match datatype {
+            Datatype::NULL => "MPI_DATATYPE_NULL".into(),
+            datatype => get(datatype)?.name().clone(),
+        };
+        length.set(name.set(&found, MAX_OBJECT_NAME)?);
         Ok(())
     }
 

@@ -289,7 +289,7 @@ mpi! {
         if let Some(at) = ended.first() {
             status.set(&completion_of(&all[*at]));
         } else if !active.contains(&true) {
-            status.set(&Completion::empty());
+            status.set_with_error(0, &Completion::empty(), 0);
         }
         Ok(())
     }

@@ -290,9 +290,11 @@ mpi! {
     }
 
     fn MPI_Win_get_name (win: Win, name: TextOut, length: Out<c_int>) [win] {
-        let window = get(win)?;
-        let own = window.name.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        length.set(name.set(&own, MAX_OBJECT_NAME)?);
+        let found = match win {
+            Win::NULL => "MPI_WIN_NULL".into(),
+            win => get(win)?.name.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone(),
+        };
+        length.set(name.set(&found, MAX_OBJECT_NAME)?);
         Ok(())
     }
 

@@ -38,7 +38,7 @@ def window_of_dead_rank():
     end_rank_1()
     yield lambda: window.Rget(bytearray(8), 1).Wait()
     yield lambda: window.Flush(1)
-    yield lambda: window.Fence()
+    yield window.Fence
     yield window.Free
 
 

@@ -71,7 +71,8 @@ def test_detached_write_outlives_its_session(client, data, tmp_path):
         joined = session.scan_parquet(data).join(names, on="key")
         future = joined.group_by("name").agg(count().alias("rows")).write_parquet(tmp_path / "out", detach=True)
     per_rank = future.result(timeout=100)
-    assert len(per_rank) == 2 and per_rank[0] == per_rank[1]
+    assert len(per_rank) == 2
+    assert per_rank[0] == per_rank[1]
     assert sum(file.rows for file in per_rank[0]) == 3
     expected = NUMBERS.merge(NAMES, on="key").groupby("name").size().reset_index()
     assert rows_of(tmp_path / "out") == rows_in(expected)

@@ -11,10 +11,9 @@ from dayfly_frames._write import WrittenFile
 
 if TYPE_CHECKING:
     from dayfly import Client, Future
-    from dayfly._leases.defaults import Placement
 
 #: Arguments of a lease that a task has too.
-SHARED = ("cores", "gpus", "environment", "image")
+SHARED = ("ranks", "placement", "cores", "gpus", "environment", "image")
 
 
 class Write(NamedTuple):
@@ -35,20 +34,11 @@ class Write(NamedTuple):
 class Detacher:
     """Submits writes of a session as durable tasks."""
 
-    def __init__(
-        self,
-        client: Client,
-        ranks: int,
-        placement: Placement,
-        lease: dict[str, Any],
-        partition_bytes: int,
-        stores: dict[str, str],
-    ) -> None:
+    def __init__(self, client: Client, lease: dict[str, Any], partition_bytes: int, stores: dict[str, str]) -> None:
         self._client = client
         self._about = {name: lease[name] for name in SHARED if name in lease}
         # That of a lease is for all ranks together.
-        memory = lease.get("memory", 0) // ranks
-        self._about |= {"ranks": ranks, "placement": placement, "memory": memory}
+        self._about["memory"] = lease.get("memory", 0) // lease["ranks"]
         self._partition_bytes = partition_bytes
         self._stores = stores
 

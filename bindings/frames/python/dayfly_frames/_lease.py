@@ -93,7 +93,7 @@ class Ranks:
         return joined
 
     def price(self) -> float | None:
-        """Returns what the leases cost in a second, by the prices of their grants; None if the manager does not tell."""
+        """Returns what the leases cost in a second, by their own prices; None if the manager does not tell."""
         gang = self._gang
         leases = {held.grant["lease"] for held in gang.leases} if gang else set()
         price, after = 0.0, ""
@@ -209,7 +209,7 @@ def open_session(
     if recover != "none":
         native.on_loss(renew)
     native.set_price(workers.price())
-    native.set_detach(Detacher(client, ranks, placement, lease, partition_bytes, stores))
+    native.set_detach(Detacher(client, {"ranks": ranks, "placement": placement} | lease, partition_bytes, stores))
     session = Session(native, end)
     if progress:
         native.set_progress(Progress(session.running))

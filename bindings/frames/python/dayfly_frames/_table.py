@@ -38,8 +38,8 @@ class Usage(NamedTuple):
     lost_runs: int
     #: What the tasks of each rank have done. Ranks that have done much more than others have more of the rows.
     ranks: dict[int, Work]
-    #: What the leases of all ranks cost in this time, in the unit that the site's prices count in; None where the manager
-    #: does not tell, and inside ranks.
+    #: What the leases of all ranks cost in this time, in the unit that the site's prices count in; None where the
+    #: manager does not tell, and inside ranks.
     cost: float | None
 
 

@@ -138,7 +138,9 @@ class Writing:
             raise error_for("invalid_request", message)
         return submit(self._native.saved(), *asked, None if detach is True else detach)
 
-    def _write(self, form: str, directory: str, partition_by: list[str], write_id: str | None = None) -> list[WrittenFile]:
+    def _write(
+        self, form: str, directory: str, partition_by: list[str], write_id: str | None = None
+    ) -> list[WrittenFile]:
         """Writes the frame from the ranks of its session. A write with an id may run several times."""
         native, group = self._native, self._native.group()
 

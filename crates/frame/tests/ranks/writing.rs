@@ -205,7 +205,7 @@ fn frame_without_rows_keeps_its_columns() {
 }
 
 #[test]
-fn write_with_an_id_takes_the_place_of_lost_runs() {
+fn repeated_write_replaces_runs_that_were_lost() {
     with_session(2, async |context, place| {
         let directory = place.join("again");
         std::fs::create_dir(&directory).unwrap();

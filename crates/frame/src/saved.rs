@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::codec::{decoded, encoded};
 use crate::functions::MapCall;
 use crate::functions::items::{Items, table_of};
-use crate::operation::{as_extension, operation_of};
+use crate::operation::{Operation, as_extension, operation_of};
 use crate::repartition::Repartition;
 use crate::sorted_join::SortedJoin;
 

@@ -68,6 +68,7 @@ macro_rules! mpi_function {
 /// Functions that return a value instead of an error code.
 macro_rules! mpi_value {
     ($( $(#[$meta:meta])* fn $name:ident ( $($argument:ident : $type:ty),* $(,)? ) -> $result:ty $body:block )*) => { $(
+        #[allow(clippy::too_many_arguments)]
         const _: () = {
             fn body($($argument: $type),*) -> $result $body
 

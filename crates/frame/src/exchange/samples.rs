@@ -46,6 +46,9 @@ struct State {
     order: VecDeque<SortId>,
 }
 
+/// The cuts of a sort, and the lanes that wait for them.
+type Known = (Arc<Cuts>, Vec<Place>);
+
 /// A sort some samples of which are missing.
 #[derive(Debug)]
 struct Open {
@@ -64,7 +67,7 @@ impl Sorts {
     ///
     /// # Errors
     /// Of a part that is beyond the bounds, or differs from other parts of the sort.
-    fn add(&self, place: Place, part: Part) -> Result<Option<(Arc<Cuts>, Vec<Place>)>, Failure> {
+    fn add(&self, place: Place, part: Part) -> Result<Option<Known>, Failure> {
         let violation = |what: &str| Failure::new(Code::ProtocolViolation, format!("a sample of a sort {what}"));
         let are_bounded = (1..=MAX_PARTS).contains(&part.count) && (1..=MAX_PARTS).contains(&part.ranges);
         if !are_bounded || part.number >= part.count || !part.sample.is_bounded() {

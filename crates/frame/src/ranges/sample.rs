@@ -71,7 +71,7 @@ impl Sampler {
         let mut keys = keys.into_iter();
         while let Some(first) = keys.next() {
             let second = keys.next();
-            let is_first = self.chance() % 2 == 0;
+            let is_first = self.chance().is_multiple_of(2);
             self.keys.push(match second {
                 Some(second) if !is_first => second,
                 _ => first,

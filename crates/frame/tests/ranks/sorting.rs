@@ -211,6 +211,7 @@ fn written_files_keep_the_order() {
                 directory: directory.to_str().unwrap().to_owned(),
                 partition_by: Vec::new(),
                 format: Format::Parquet,
+                id: None,
             };
             let manifest = write(ranks, ranks.sql(query).await.unwrap(), &output).await.unwrap();
             let column = |name: &str, descending| SortColumn {
@@ -242,6 +243,7 @@ fn unsorted_writes_state_no_order() {
             directory: place.join("any").to_str().unwrap().to_owned(),
             partition_by: Vec::new(),
             format: Format::Parquet,
+            id: None,
         };
         let manifest = write(ranks, ranks.sql(query).await.unwrap(), &output).await.unwrap();
         assert!(manifest.sorted_by.is_empty(), "{manifest:?}");

@@ -289,11 +289,17 @@ fn sort_beyond_memory_spills() {
             serve(&comm, &options).unwrap();
             return;
         }
-        let session = Session::of(&comm, &SessionOptions::default()).unwrap();
+        let options = SessionOptions {
+            // The files are compressed, and both ranks should read them.
+            partition_bytes: 64 << 10,
+            ..SessionOptions::default()
+        };
+        let session = Session::of(&comm, &options).unwrap();
         session.runtime().block_on(async {
             register(session.context(), place.path()).await;
             let query = "SELECT key, text FROM numbers ORDER BY key";
-            assert!(plan_text(session.context(), query).await.contains("RangesExec"));
+            let text = plan_text(session.context(), query).await;
+            assert!(text.contains("RangesExec"), "{text}");
             let plan = session.context().sql(query).await.unwrap().into_unoptimized_plan();
             let found = session.collect(plan).await.unwrap();
             let keys = found.batches.iter().flat_map(|batch| {

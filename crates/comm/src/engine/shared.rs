@@ -110,7 +110,10 @@ impl EngineGuard<'_> {
     #[inline]
     pub fn progress(&mut self) -> bool {
         let moved = self.engine().progress();
-        self.engine().count_poll();
+        // What a rank has sent before it was lost arrives first.
+        if !moved {
+            self.engine().count_poll();
+        }
         let completions = self.engine().matching.completions;
         if self.background().are_due(completions) {
             self.background().poll();

@@ -110,7 +110,7 @@ impl EngineGuard<'_> {
 }
 
 impl Engine {
-    /// Counts a poll. Once in a while it checks for failures, because a program may test and never wait.
+    /// Counts a poll that moved nothing. Once in a while it checks for failures, because a program may test and never wait.
     #[inline]
     pub fn count_poll(&mut self) {
         self.checks.polls = self.checks.polls.wrapping_add(1);

@@ -38,12 +38,7 @@ enum Node {
         items: Vec<Vec<u8>>,
         partitions: usize,
     },
-    Map {
-        name: String,
-        function: Vec<u8>,
-        schema: Vec<u8>,
-        batch_rows: usize,
-    },
+    Map(MapCall),
 }
 
 /// Encodes and decodes the nodes of this crate.
@@ -95,20 +90,7 @@ impl PhysicalExtensionCodec for NodeCodec {
                 let items = items.into_iter().map(Into::into).collect();
                 Arc::new(ItemsExec::new(items, partitions))
             }
-            Node::Map {
-                name,
-                function,
-                schema,
-                batch_rows,
-            } => {
-                let call = MapCall {
-                    name,
-                    function,
-                    schema: decoded(&schema)?,
-                    batch_rows,
-                };
-                Arc::new(MapExec::new(input()?, call))
-            }
+            Node::Map(call) => Arc::new(MapExec::new(input()?, call)),
         })
     }
 
@@ -149,18 +131,7 @@ impl PhysicalExtensionCodec for NodeCodec {
                 partitions: leaf.partitions(),
             }
         } else if let Some(map) = node.downcast_ref::<MapExec>() {
-            let MapCall {
-                name,
-                function,
-                schema,
-                batch_rows,
-            } = map.call().clone();
-            Node::Map {
-                name,
-                function,
-                schema: encoded(&schema)?,
-                batch_rows,
-            }
+            Node::Map(map.call().clone())
         } else {
             return internal_err!("{} is no node of this crate", node.name());
         };
@@ -178,4 +149,26 @@ pub fn encoded(schema: &Schema) -> QueryResult<Vec<u8>> {
     let mut bytes = Vec::new();
     StreamWriter::try_new(&mut bytes, schema)?.finish()?;
     Ok(bytes)
+}
+
+/// A field with a schema in values that serde encodes.
+pub mod schema_field {
+    use datafusion::arrow::datatypes::SchemaRef;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
+
+    /// Encodes a schema.
+    ///
+    /// # Errors
+    /// Of Arrow and of the format.
+    pub fn serialize<S: Serializer>(schema: &SchemaRef, to: S) -> Result<S::Ok, S::Error> {
+        super::encoded(schema).map_err(ser::Error::custom)?.serialize(to)
+    }
+
+    /// Decodes a schema.
+    ///
+    /// # Errors
+    /// Of bytes that are no schema.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<SchemaRef, D::Error> {
+        super::decoded(&Vec::<u8>::deserialize(from)?).map_err(de::Error::custom)
+    }
 }

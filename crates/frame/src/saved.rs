@@ -18,7 +18,6 @@ use datafusion_proto::bytes::{
 use datafusion_proto::logical_plan::LogicalExtensionCodec;
 use serde::{Deserialize, Serialize};
 
-use crate::codec::{decoded, encoded};
 use crate::functions::MapCall;
 use crate::functions::items::{Items, table_of};
 use crate::operation::{Operation, as_extension, operation_of};
@@ -57,12 +56,7 @@ pub fn restored(context: &SessionContext, bytes: &[u8]) -> QueryResult<LogicalPl
 /// A node of this crate, without its input.
 #[derive(Serialize, Deserialize)]
 enum Node {
-    Map {
-        name: String,
-        function: Vec<u8>,
-        schema: Vec<u8>,
-        batch_rows: usize,
-    },
+    Map(MapCall),
     Repartition(Vec<String>),
     SortedJoin,
 }
@@ -84,20 +78,7 @@ impl LogicalExtensionCodec for PlanCodec {
             return plan_err!("a node has one input, not {}", inputs.len());
         };
         match unpacked(bytes)? {
-            Node::Map {
-                name,
-                function,
-                schema,
-                batch_rows,
-            } => {
-                let call = MapCall {
-                    name,
-                    function,
-                    schema: decoded(&schema)?,
-                    batch_rows,
-                };
-                as_extension(call, input.clone())
-            }
+            Node::Map(call) => as_extension(call, input.clone()),
             Node::SortedJoin => as_extension(SortedJoin, input.clone()),
             Node::Repartition(keys) => as_extension(Repartition::by(keys), input.clone()),
         }
@@ -106,12 +87,7 @@ impl LogicalExtensionCodec for PlanCodec {
     fn try_encode(&self, node: &Extension, bytes: &mut Vec<u8>) -> QueryResult<()> {
         let node = node.node.as_ref();
         let kept = if let Some(call) = operation_of::<MapCall>(node) {
-            Node::Map {
-                name: call.name.clone(),
-                function: call.function.clone(),
-                schema: encoded(&call.schema)?,
-                batch_rows: call.batch_rows,
-            }
+            Node::Map(call.clone())
         } else if let Some(repartition) = operation_of::<Repartition>(node) {
             Node::Repartition(repartition.keys().to_vec())
         } else if operation_of::<SortedJoin>(node).is_some() {

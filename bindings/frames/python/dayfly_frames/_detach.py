@@ -23,7 +23,7 @@ class Write(NamedTuple):
     form: str
     directory: str
     partition_by: list[str]
-    #: Names the write, of which runs before a loss may have left files.
+    #: Names the write. Its runs before a loss may have left files.
     write_id: str
     cores: int
     memory_bytes: int | None

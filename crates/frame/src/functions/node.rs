@@ -15,18 +15,21 @@ use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSe
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties};
 use futures_util::StreamExt;
+use serde::{Deserialize, Serialize};
 
 use super::Functions;
+use crate::codec::schema_field;
 use crate::operation::{Operation, only_input};
 
 /// A function over batches, and what it returns.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct MapCall {
     /// Name of the function, for people.
     pub name: String,
     /// The function, as [`BatchFunctions`](super::BatchFunctions) takes it.
     pub function: Vec<u8>,
     /// Columns of the batches that it returns.
+    #[serde(with = "schema_field")]
     pub schema: SchemaRef,
     /// Rows of the batches that it gets, but for the last one of a partition.
     pub batch_rows: usize,

@@ -2,7 +2,7 @@
 
 pair   until the ranks with a lease and the ranks with private workers are all that there are, then compute
 alone  compute without any leased worker
-hang   as `pair`; then print the process ids and wait to be killed
+hang   as `pair`; then print the process ids of all ranks and wait to be killed
 lose   as `pair`; then compute while the node of a private worker is killed, and until all ranks have workers again
 end    as `pair`; then compute while the node of the lease is killed, and until no rank has workers
 """
@@ -99,7 +99,9 @@ def run(what: str, accelerator: Accelerator) -> Pairing:
     pairing = exchange_until(accelerator, "all served", all_served)
     assert accelerator.has_lease == (pairing.partner is None)
     if what == "hang":
-        print(f"pid {os.getpid()}", flush=True)
+        pids = comm.gather(os.getpid())
+        if pids is not None:  # on one rank, as mpirun mixes what ranks print
+            print(*pids, flush=True)
         time.sleep(300)
     assert compute(accelerator) > 0
     if what == "lose":

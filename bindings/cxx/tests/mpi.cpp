@@ -3,7 +3,7 @@
 //
 //     pair    until the ranks with a lease and the ranks with private workers are all that there are, then compute
 //     alone   compute without any leased worker
-//     hang    as `pair`; then print the process ids and wait to be killed
+//     hang    as `pair`; then print the process ids of the two ranks and wait to be killed
 //     lose    as `pair`; then compute while the node of a private worker is killed, and until all ranks have workers again
 //     end     as `pair`; then compute while the node of the lease is killed, and until no rank has a lease
 #include "check.hpp"
@@ -119,8 +119,13 @@ int main(int argc, char **argv) {
     });
     HOLDS(accelerator.has_lease() == (pairing.partner < 0) || is_alone);
     if (std::strcmp(argv[2], "hang") == 0) {
-        std::printf("pid %d\n", getpid());
-        std::fflush(stdout);
+        const int own = getpid();
+        int pids[2] = {};
+        MPI_Gather(&own, 1, MPI_INT, pids, 1, MPI_INT, 0, MPI_COMM_WORLD);
+        if (rank == 0) { // alone, as mpirun mixes what ranks print
+            std::printf("%d %d\n", pids[0], pids[1]);
+            std::fflush(stdout);
+        }
         std::this_thread::sleep_for(std::chrono::minutes(5));
     }
     HOLDS((compute(accelerator, rank) == 0) == is_alone);

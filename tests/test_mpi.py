@@ -134,7 +134,7 @@ def test_killed_rank_is_named_to_all_ranks(rendezvous: dict[str, Any]) -> None:
     assert all("MPIX_ERR_PROC_FAILED: a process has failed: rank 1 is lost" in done[rank][1] for rank in (0, 2)), done
 
 
-@pytest.mark.parametrize("case", ["test", "iprobe", "window"])
+@pytest.mark.parametrize("case", ["test", "iprobe", "window", "lock"])
 def test_killed_rank_is_named_to_polling_ranks(rendezvous: dict[str, Any], case: str) -> None:
     done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "killed_program.py", case], 3)
     assert [status for status, _ in done] == [0, -9, 0], done
@@ -143,6 +143,18 @@ def test_killed_rank_is_named_to_polling_ranks(rendezvous: dict[str, Any], case:
 def test_mistaken_accesses_leave_windows_usable(rendezvous: dict[str, Any]) -> None:
     done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "window_program.py"], 2)
     assert [status for status, _ in done] == [0, 0], done
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_access_shared_windows_themselves(rendezvous: dict[str, Any], ranks: int) -> None:
+    done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "shared_window_program.py"], ranks)
+    assert [status for status, _ in done] == [0] * ranks, done
+    assert not list(Path("/dev/shm").glob("dayfly-mpi-*"))
+
+
+def test_requests_end_in_every_way(rendezvous: dict[str, Any]) -> None:
+    done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "request_program.py"], 1)
+    assert done == [(0, "done\n")]
 
 
 def test_fatal_error_names_call_and_rank(rendezvous: dict[str, Any]) -> None:

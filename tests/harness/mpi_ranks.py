@@ -40,9 +40,11 @@ def run_ranks(
     *,
     timeout: float = 60,
     cwd: Path | None = None,
+    invitation: dict[str, Any] | None = None,
     **variables: str,
 ) -> list[tuple[int, str]]:
-    """Runs a program on all ranks. Returns their exit statuses and their output; after the timeout, all are killed."""
+    """Runs a program on all ranks, with an invitation that has these fields too. Returns their exit statuses and their
+    output; after the timeout, all are killed."""
     group = {
         "rendezvous": rendezvous["addresses"][0],
         "key": rendezvous["key"],
@@ -50,7 +52,7 @@ def run_ranks(
         "secret": secrets.token_hex(32),
         "size": ranks,
         "spin_us": 500,
-    }
+    } | (invitation or {})
     processes = [
         subprocess.Popen(
             command,

@@ -42,9 +42,24 @@ def window_of_dead_rank():
     yield window.Free
 
 
+def lock_of_dead_rank():
+    window = MPI.Win.Allocate(8, comm=world)
+    window.Set_errhandler(MPI.ERRORS_RETURN)
+    if world.rank == 1:
+        window.Lock(0, MPI.LOCK_EXCLUSIVE)
+    world.Barrier()
+    end_rank_1()
+    yield lambda: window.Lock(0)
+    yield window.Fence
+    yield window.Free
+
+
 def polls(case):
     if case == "window":
         yield from window_of_dead_rank()
+        return
+    if case == "lock":
+        yield from lock_of_dead_rank()
         return
     request = world.Irecv(bytearray(1), source=1)
     end_rank_1()

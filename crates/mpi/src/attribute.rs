@@ -298,7 +298,7 @@ mpi! {
     fn MPI_Win_get_attr(win: Win, key: Keyval, value: Out<usize>, flag: Out<c_int>) [win] {
         let window = crate::window::get(win)?;
         let found = match key.0 {
-            keys::WIN_BASE => window.memory.base,
+            keys::WIN_BASE => window.memory.part.start,
             keys::WIN_SIZE => std::ptr::from_ref(&window.values[0]) as usize,
             keys::WIN_DISP_UNIT => std::ptr::from_ref(&window.values[1]) as usize,
             keys::WIN_CREATE_FLAVOR => std::ptr::from_ref(&window.values[2]) as usize,

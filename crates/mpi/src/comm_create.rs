@@ -233,7 +233,7 @@ fn idup(comm: Comm, given: Option<Info>, new: Out<Comm>, request: Out<Request>) 
         None => object.info().clone(),
     };
     *copy.info() = pairs;
-    let handle = Comm(COMMUNICATORS.insert(copy.clone()));
+    let handle = communicator::insert(copy.clone());
     let started = crate::collective::start_agreement(object, move |local| {
         copy.complete(local);
         Ok(())

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use dayfly_comm::Communicator;
 
 use crate::attribute::{Attributes, Holder};
+use crate::errhandler::Place;
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::group;
@@ -36,6 +37,8 @@ pub struct CommObject {
     realm: OnceLock<Arc<Realm>>,
     pub attributes: Attributes,
     handler: AtomicNumber,
+    /// Its handle, for error handlers; `MPI_COMM_NULL` if the program has none.
+    handle: AtomicNumber,
     name: Mutex<String>,
     info: Mutex<Vec<(String, String)>>,
     pub topology: OnceLock<Topology>,
@@ -52,14 +55,15 @@ pub struct Communicators {
 impl Communicators {
     /// Those of a world and of this process alone, with these error handlers.
     pub fn new(world: Communicator, alone: Communicator, [of_world, of_self]: [Errhandler; 2]) -> Self {
-        let named = |communicator, handler, name: &str| {
+        let named = |communicator, handle: Comm, handler, name: &str| {
             let object = CommObject::new(Some(communicator), handler);
+            object.handle.store(handle.0, Ordering::Release);
             *object.name() = name.into();
             Arc::new(object)
         };
         Self {
-            world: named(world, of_world, "MPI_COMM_WORLD"),
-            alone: named(alone, of_self, "MPI_COMM_SELF"),
+            world: named(world, Comm::WORLD, of_world, "MPI_COMM_WORLD"),
+            alone: named(alone, Comm::SELF, of_self, "MPI_COMM_SELF"),
         }
     }
 
@@ -96,6 +100,7 @@ impl CommObject {
             is_inter: false,
             attributes: Attributes::default(),
             handler: AtomicNumber::new(handler.0),
+            handle: AtomicNumber::new(Comm::NULL.0),
             name: Mutex::default(),
             info: Mutex::default(),
             topology: OnceLock::new(),
@@ -204,6 +209,14 @@ impl CommObject {
         self.local.get().map_or(0, Communicator::size)
     }
 
+    /// Where its errors are raised.
+    pub fn place(&self) -> Place {
+        match Comm(self.handle.load(Ordering::Acquire)) {
+            Comm::NULL => ().into(),
+            handle => handle.into(),
+        }
+    }
+
     pub fn handler(&self) -> Errhandler {
         Errhandler(self.handler.load(Ordering::Acquire))
     }
@@ -301,7 +314,14 @@ pub fn get_intra(comm: Comm) -> Result<Arc<CommObject>> {
 
 /// A handle for a new communicator.
 pub fn make(object: CommObject) -> Comm {
-    Comm(COMMUNICATORS.insert(Arc::new(object)))
+    insert(Arc::new(object))
+}
+
+/// A handle for an object that something else keeps too.
+pub fn insert(object: Arc<CommObject>) -> Comm {
+    let handle = COMMUNICATORS.insert(object.clone());
+    object.handle.store(handle, Ordering::Release);
+    Comm(handle)
 }
 
 mpi! {

@@ -30,6 +30,7 @@ pub static HANDLERS: Table<Handler> = Table::new(5);
 pub static FILE_HANDLER: AtomicNumber = AtomicNumber::new(Errhandler::RETURN.0);
 
 /// The object whose error handler is called.
+#[derive(Debug, Clone, Copy)]
 pub enum Place {
     Comm(Comm),
     Win(Win),
@@ -93,6 +94,7 @@ impl Place {
 
 /// Passes an error to the handler of its object. Returns the code that the function returns, if the handler returns.
 pub fn raise(name: &str, place: Place, error: Error) -> c_int {
+    let place = error.place.unwrap_or(place);
     let mut code = error.to_code();
     match place.handler() {
         Errhandler::RETURN => {}

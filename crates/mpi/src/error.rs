@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use dayfly_protocol::error::{Code, Failure};
 
+use crate::errhandler::Place;
 use crate::face::mpi;
 use crate::interface::CLASS_BITS;
 use crate::pointer::{Out, Text, TextOut};
@@ -125,6 +126,8 @@ pub struct Error {
     pub text: String,
     /// Why the group failed; `None` if the program or this library is the cause.
     pub failure: Option<Code>,
+    /// The object whose error handler gets it, if not that of the function's arguments.
+    pub place: Option<Place>,
 }
 
 impl Error {
@@ -133,6 +136,7 @@ impl Error {
             code,
             text: text.into(),
             failure: None,
+            place: None,
         }
     }
 

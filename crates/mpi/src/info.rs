@@ -22,7 +22,7 @@ impl InfoObject {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn find(&self, key: &str) -> Option<String> {
+    pub fn find(&self, key: &str) -> Option<String> {
         let pairs = self.pairs();
         pairs
             .iter()

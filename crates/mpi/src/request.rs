@@ -7,6 +7,7 @@
 mod complete;
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dayfly_comm::detached::{Detached, Turn};
@@ -16,18 +17,25 @@ use crate::buffers::{self, Owner};
 use crate::collective::Kept;
 use crate::communicator::CommObject;
 use crate::datatype::TypeObject;
+use crate::errhandler::Place;
 use crate::error::{Error, Result};
 use crate::handle::{Request, Table};
+use crate::interface::{self, Number};
 use crate::partitioned;
 use crate::pointer::Buffer;
 use crate::realm::{Control, Wheel};
 use crate::status::{Completion, Status, no_request};
 use crate::window;
 
-pub static REQUESTS: Table<RequestObject> = Table::new(11);
+/// The handle of all sends that ended at once: there is nothing to know of each.
+const SENT: Request = Request((interface::DYNAMIC | KIND << 26) as Number);
+const KIND: u32 = 11;
+pub static REQUESTS: Table<RequestObject> = Table::starting(KIND, 1);
 
 /// Freed requests and buffered sends that are still under way; of the latter, whose buffer they use.
 static ORPHANS: Mutex<Vec<Orphan>> = Mutex::new(Vec::new());
+/// Their number, so that a process without any pays one load.
+static ORPHAN_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 type Orphan = (Option<Owner>, Arc<RequestObject>);
 
@@ -86,6 +94,8 @@ pub struct RequestObject {
     start: Option<Start>,
     /// `None` between the runs of a persistent operation.
     active: Mutex<Option<Active>>,
+    /// Whether the operation goes on only when it is polled.
+    needs_polls: AtomicBool,
 }
 
 impl Message {
@@ -175,8 +185,30 @@ impl Active {
                 }
             }
         };
+        let place = self.place();
+        let mut completion = completion;
+        if let Some(error) = &mut completion.error {
+            error.place = error.place.or(place);
+        }
         *self = Self::Over(completion);
         true
+    }
+
+    /// Where its errors are raised; `None` if no object has it.
+    fn place(&self) -> Option<Place> {
+        match self {
+            Self::Message(message) => Some(message.comm.place()),
+            Self::Collective(collective) => Some(collective._comm.place()),
+            Self::Parts(round) => Some(round.comm().place()),
+            Self::Window(pending) => pending.place(),
+            Self::Both(both) => both.0.place().or_else(|| both.1.place()),
+            Self::Over(_) | Self::Generalized(_) | Self::Flush(_) => None,
+        }
+    }
+
+    /// Whether the operation goes on only when it is polled. The engine ends messages by itself.
+    fn needs_polls(&self) -> bool {
+        !matches!(self, Self::Over(_) | Self::Message(_))
     }
 
     /// The completion of an operation that has ended.
@@ -209,6 +241,14 @@ impl Active {
 }
 
 impl RequestObject {
+    fn new(start: Option<Start>, active: Option<Active>) -> Self {
+        Self {
+            start,
+            needs_polls: AtomicBool::new(active.as_ref().is_some_and(Active::needs_polls)),
+            active: Mutex::new(active),
+        }
+    }
+
     fn active(&self) -> MutexGuard<'_, Option<Active>> {
         self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -230,27 +270,26 @@ impl RequestObject {
 
 /// A handle for an operation that was started.
 pub fn make(active: Active) -> Request {
-    Request(REQUESTS.insert(Arc::new(RequestObject {
-        start: None,
-        active: Mutex::new(Some(active)),
-    })))
+    match &active {
+        Active::Over(completion) if completion.is_empty() => SENT,
+        _ => Request(REQUESTS.insert(Arc::new(RequestObject::new(None, Some(active))))),
+    }
 }
 
 /// A handle for a persistent operation.
 pub fn make_persistent(start: Start) -> Request {
-    Request(REQUESTS.insert(Arc::new(RequestObject {
-        start: Some(start),
-        active: Mutex::new(None),
-    })))
+    Request(REQUESTS.insert(Arc::new(RequestObject::new(Some(start), None))))
 }
 
 /// Lets an operation end by itself. A buffered send names whose buffer it uses.
 pub fn make_orphan(owner: Option<Owner>, active: Active) {
-    let object = Arc::new(RequestObject {
-        start: None,
-        active: Mutex::new(Some(active)),
-    });
-    orphans().push((owner, object));
+    keep_orphan((owner, Arc::new(RequestObject::new(None, Some(active)))));
+}
+
+fn keep_orphan(orphan: Orphan) {
+    let mut all = orphans();
+    all.push(orphan);
+    ORPHAN_COUNT.store(all.len(), Ordering::Release);
 }
 
 fn orphans() -> MutexGuard<'static, Vec<Orphan>> {
@@ -262,13 +301,21 @@ pub fn clear() {
     REQUESTS.clear();
     partitioned::clear();
     let all = std::mem::take(&mut *orphans());
+    ORPHAN_COUNT.store(0, Ordering::Release);
     drop(all);
 }
 
 /// Ends orphans that can end. Returns whether there are any left.
+#[inline]
 pub fn poll_orphans(turn: &mut Turn<'_>) -> bool {
+    ORPHAN_COUNT.load(Ordering::Relaxed) > 0 && poll_all_orphans(turn)
+}
+
+#[cold]
+fn poll_all_orphans(turn: &mut Turn<'_>) -> bool {
     let mut all = orphans();
     all.retain(|(_, orphan)| !orphan.poll(turn));
+    ORPHAN_COUNT.store(all.len(), Ordering::Release);
     !all.is_empty()
 }
 
@@ -299,6 +346,9 @@ pub fn finish(mut active: Active, what: &'static str) -> Result<Completion> {
     if !matches!(active, Active::Over(_)) {
         let control = active.control()?;
         let mut wheel = Wheel::new(&control);
+        wheel.each(|turn| {
+            poll_orphans(turn);
+        });
         loop {
             let mut has_ended = false;
             wheel.each(|turn| has_ended = has_ended || active.poll(turn));

@@ -68,6 +68,18 @@ impl Completion {
         }
     }
 
+    /// Whether it says nothing, as that of a send.
+    pub fn is_empty(&self) -> bool {
+        let Self {
+            source,
+            tag,
+            bytes,
+            cancelled,
+            error,
+        } = self;
+        (*source, *tag, *bytes) == (ANY_SOURCE, ANY_TAG, 0) && !cancelled && error.is_none()
+    }
+
     /// Of a receive from `MPI_PROC_NULL`.
     pub fn nobody() -> Self {
         Self {

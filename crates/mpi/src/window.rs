@@ -1,10 +1,12 @@
 //! Windows: memory that other ranks read and write.
 //!
-//! An access is a message to the rank that has the memory, which applies it whenever it waits in this library and
-//! responds. So accesses work over every transport, and all accesses to a window are atomic with each other.
+//! A window that MPI allocates on one host lies in memory that its ranks share (`shared`). In others, an access is a message
+//! to the rank that has the memory, which applies it whenever it waits in this library and responds. So accesses work over
+//! every transport, and all accesses to a window are atomic with each other.
 
 mod access;
 mod create;
+mod shared;
 mod sync;
 mod wire;
 
@@ -24,6 +26,7 @@ use crate::pointer::Buffer;
 use crate::realm::Wheel;
 
 pub use access::Pending;
+use shared::{Part, Shared};
 use wire::{Request, Response};
 
 pub static WINDOWS: Table<WindowObject> = Table::new(8);
@@ -37,9 +40,7 @@ const RESPONSES: u32 = 2;
 
 /// The memory of a rank in a window.
 pub struct Memory {
-    pub base: usize,
-    pub size: usize,
-    pub unit: usize,
+    pub part: Part,
     /// Memory that the library allocated, which goes with the window.
     pub _owned: Owned,
 }
@@ -51,23 +52,18 @@ pub enum Owned {
     Mapping { start: usize, length: usize },
 }
 
-/// A part of a shared window: where it lies for this process, its size and its unit.
-#[derive(Clone, Copy)]
-pub struct SharedPart {
-    pub start: usize,
-    pub size: usize,
-    pub unit: usize,
-}
-
 /// A window.
 pub struct WindowObject {
     pub comm: Arc<CommObject>,
     pub memory: Memory,
-    pub shared: Vec<SharedPart>,
+    /// If all ranks share the memory.
+    shared: Option<Shared>,
     pub flavor: i32,
     /// Values of the predefined attributes, to whose addresses programs get pointers.
     pub values: [i64; 4],
     pub handler: AtomicNumber,
+    /// Its handle, for its error handler; `MPI_WIN_NULL` while it is made.
+    handle: AtomicNumber,
     pub name: Mutex<String>,
     pub info: Mutex<Vec<(String, String)>>,
     attributes: Attributes,
@@ -183,9 +179,14 @@ fn serve_all(turn: &mut Turn<'_>) {
 }
 
 impl WindowObject {
-    pub fn new(comm: Arc<CommObject>, memory: Memory, shared: Vec<SharedPart>, flavor: i32) -> Self {
+    fn new(comm: Arc<CommObject>, memory: Memory, shared: Option<Shared>, flavor: i32) -> Self {
         let model = interface::window::UNIFIED;
-        let values = [memory.size as i64, memory.unit as i64, flavor.into(), model.into()];
+        let values = [
+            memory.part.size as i64,
+            memory.part.unit as i64,
+            flavor.into(),
+            model.into(),
+        ];
         // Not the communicator's.
         let handler = AtomicNumber::new(crate::handle::Errhandler::FATAL.0);
         Self {
@@ -195,6 +196,7 @@ impl WindowObject {
             flavor,
             values,
             handler,
+            handle: AtomicNumber::new(Win::NULL.0),
             name: Mutex::default(),
             info: Mutex::default(),
             attributes: Attributes::default(),

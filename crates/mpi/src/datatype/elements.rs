@@ -26,6 +26,15 @@ impl TypeObject {
         runs
     }
 
+    /// Where the bytes of `count` elements begin and how many they are, if [`TypeObject::element_runs`] has one run.
+    pub fn element_span(&self, count: usize) -> Option<(isize, usize)> {
+        match self.is_whole() {
+            true => Some((0, (self.extent as usize).checked_mul(count)?)),
+            false if self.dense => Some((self.true_lower, self.size.checked_mul(count)?)),
+            false => None,
+        }
+    }
+
     /// As [`TypeObject::pack`], for accesses to windows.
     pub fn pack_elements(&self, buffer: Buffer, count: usize) -> Vec<u8> {
         if self.is_whole() {

@@ -2,8 +2,11 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use super::{Active, Generalized, REQUESTS, RequestObject, make, orphans, poll_orphans};
+use super::{Active, Generalized, REQUESTS, RequestObject, SENT, keep_orphan, make, poll_orphans};
+use dayfly_comm::detached::Turn;
+
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::handle::{Comm, Request, UNDEFINED};
@@ -11,51 +14,122 @@ use crate::pointer::{Buffer, In, Out};
 use crate::realm::{self, Control, Wheel};
 use crate::status::{Completion, Status, StatusOut, no_request};
 
-type Objects = Vec<Option<Arc<RequestObject>>>;
+/// What a handle of a request stands for.
+enum Object {
+    /// `MPI_REQUEST_NULL`.
+    Nothing,
+    /// A send that ended at once.
+    Sent,
+    Request(Arc<RequestObject>),
+}
 
-fn object(handle: Request) -> Result<Option<Arc<RequestObject>>> {
-    match handle {
-        Request::NULL => Ok(None),
-        other => REQUESTS.get(other.0).map(Some).ok_or_else(no_request),
+impl Object {
+    fn request(&self) -> Option<&Arc<RequestObject>> {
+        match self {
+            Self::Request(request) => Some(request),
+            Self::Nothing | Self::Sent => None,
+        }
+    }
+
+    /// Whether it may be waited for: not null, and under way or ended.
+    fn counts(&self) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Sent => true,
+            Self::Request(request) => request.is_active(),
+        }
+    }
+
+    /// Whether the operation goes on only when it is polled.
+    fn needs_polls(&self) -> bool {
+        self.request()
+            .is_some_and(|request| request.needs_polls.load(Ordering::Relaxed))
+    }
+
+    /// Whether it has ended, or there is nothing to wait for.
+    fn poll(&self, turn: &mut Turn<'_>) -> bool {
+        self.request().is_none_or(|request| request.poll(turn))
     }
 }
 
-fn objects(handles: &[Request]) -> Result<Objects> {
+fn object(handle: Request) -> Result<Object> {
+    match handle {
+        Request::NULL => Ok(Object::Nothing),
+        SENT => Ok(Object::Sent),
+        other => REQUESTS.get(other.0).map(Object::Request).ok_or_else(no_request),
+    }
+}
+
+fn objects(handles: &[Request]) -> Result<Vec<Object>> {
     handles.iter().map(|handle| object(*handle)).collect()
 }
 
-/// Drives the engine until `done` is true of the requests, or once if this is a test.
-fn drive(all: &Objects, waits: bool, what: &'static str, done: impl Fn(&[bool]) -> bool) -> Result<Vec<bool>> {
-    let awaited = || all.iter().flatten().find(|request| request.is_active());
+/// What a call waits for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Until {
+    All,
+    /// One that counts.
+    Any,
+    /// Nothing: it tests.
+    Tested,
+}
+
+/// Drives the engine until requests have ended, and marks these.
+fn drive(all: &[Object], ended: &mut [bool], until: Until, what: &'static str) -> Result<()> {
+    let awaited = || {
+        all.iter()
+            .filter_map(Object::request)
+            .find(|request| request.is_active())
+    };
     let first = if realm::is_any() { awaited() } else { None };
     let control = first.map_or_else(Control::world, |request| request.control())?;
     let mut wheel = Wheel::new(&control);
-    let mut ended = vec![false; all.len()];
-    if !waits {
+    if until == Until::Tested {
         wheel.progress();
     }
     wheel.each(|turn| {
         poll_orphans(turn);
     });
+    // Messages end without being looked at. If all are awaited, one is looked at when those before it have ended.
+    let in_turn = until == Until::All && !all.iter().any(Object::needs_polls);
+    let mut first = 0;
     loop {
         wheel.each(|turn| {
-            for (ended, request) in ended.iter_mut().zip(all) {
-                if !*ended {
-                    *ended = request.as_ref().is_none_or(|request| request.poll(turn));
+            for at in first..all.len() {
+                ended[at] = ended[at] || all[at].poll(turn);
+                if !ended[at] && in_turn {
+                    break;
                 }
             }
+            first += ended[first..].iter().take_while(|ended| **ended).count();
         });
-        if !waits || done(&ended) {
-            return Ok(ended);
+        let is_done = match until {
+            Until::All => first == all.len(),
+            Until::Any => all.iter().zip(&*ended).any(|(object, ended)| *ended && object.counts()),
+            Until::Tested => true,
+        };
+        if is_done {
+            return Ok(());
         }
         wheel.step(what)?;
     }
 }
 
+/// Drives the engine once. Returns which requests have ended.
+fn test(all: &[Object], what: &'static str) -> Result<Vec<bool>> {
+    let mut ended = vec![false; all.len()];
+    drive(all, &mut ended, Until::Tested, what)?;
+    Ok(ended)
+}
+
 /// Takes the completion of a request that has ended; the request goes, unless it is persistent.
-fn collect(handle: &mut Request, request: &Option<Arc<RequestObject>>) -> Completion {
-    let Some(request) = request else {
-        return Completion::empty();
+fn collect(handle: &mut Request, object: &Object) -> Completion {
+    let request = match object {
+        Object::Request(request) => request,
+        Object::Nothing | Object::Sent => {
+            *handle = Request::NULL;
+            return Completion::empty();
+        }
     };
     let active = request.active().take();
     let mut completion = active.as_ref().map_or_else(Completion::empty, Active::completion);
@@ -76,28 +150,29 @@ fn length(count: c_int) -> Result<usize> {
     usize::try_from(count).map_err(|_| Error::new(class::COUNT, format!("the number of requests is {count}")))
 }
 
-/// Whether it is a request that may be waited for: not null, and under way.
-fn counts(request: &Option<Arc<RequestObject>>) -> bool {
-    request.as_ref().is_some_and(|request| request.is_active())
-}
-
 /// Collects several completions into statuses.
 fn collect_all(
     handles: &mut [Request],
-    all: &Objects,
+    all: &[Object],
     which: impl Iterator<Item = usize>,
     statuses: StatusOut,
 ) -> Result<()> {
-    let mut failed = false;
+    // The error handler of the first that failed gets the error.
+    let mut failed = None;
     for (place, at) in which.enumerate() {
         let completion = collect(&mut handles[at], &all[at]);
         let code = completion.error.as_ref().map_or(0, Error::to_code);
-        failed |= code != 0;
+        if let Some(error) = &completion.error {
+            failed = failed.or(Some(error.place));
+        }
         statuses.set_with_error(place, &completion, code);
     }
     match failed {
-        true => Err(Error::new(class::IN_STATUS, "")),
-        false => Ok(()),
+        Some(place) => Err(Error {
+            place,
+            ..Error::new(class::IN_STATUS, "")
+        }),
+        None => Ok(()),
     }
 }
 
@@ -110,7 +185,7 @@ fn any(
 ) -> Result<()> {
     let handles = handles.slice(length(count)?)?;
     let all = objects(handles)?;
-    let active: Vec<bool> = all.iter().map(counts).collect();
+    let active: Vec<bool> = all.iter().map(Object::counts).collect();
     if !active.contains(&true) {
         index.set(UNDEFINED);
         if let Some(flag) = flag {
@@ -119,9 +194,10 @@ fn any(
         status.set(&Completion::empty());
         return Ok(());
     }
-    let found = |ended: &[bool]| active.iter().zip(ended).position(|(active, ended)| *active && *ended);
-    let ended = drive(&all, flag.is_none(), "MPI_Waitany", |ended| found(ended).is_some())?;
-    let at = found(&ended);
+    let until = if flag.is_none() { Until::Any } else { Until::Tested };
+    let mut ended = vec![false; all.len()];
+    drive(&all, &mut ended, until, "MPI_Waitany")?;
+    let at = active.iter().zip(&ended).position(|(active, ended)| *active && *ended);
     if let Some(flag) = flag {
         flag.set(at.is_some().into());
     }
@@ -144,13 +220,14 @@ fn some(
 ) -> Result<()> {
     let handles = handles.slice(length(count)?)?;
     let all = objects(handles)?;
-    let active: Vec<bool> = all.iter().map(counts).collect();
+    let active: Vec<bool> = all.iter().map(Object::counts).collect();
     if !active.contains(&true) {
         found.set(UNDEFINED);
         return Ok(());
     }
-    let any = |ended: &[bool]| active.iter().zip(ended).any(|(active, ended)| *active && *ended);
-    let ended = drive(&all, waits, "MPI_Waitsome", any)?;
+    let until = if waits { Until::Any } else { Until::Tested };
+    let mut ended = vec![false; all.len()];
+    drive(&all, &mut ended, until, "MPI_Waitsome")?;
     let which: Vec<usize> = (0..all.len()).filter(|at| active[*at] && ended[*at]).collect();
     found.set(which.len() as c_int);
     for (place, at) in which.iter().enumerate() {
@@ -160,8 +237,8 @@ fn some(
 }
 
 /// How a request has ended, which stays as it is.
-fn completion_of(request: &Option<Arc<RequestObject>>) -> Completion {
-    let active = request.as_ref().map(|request| request.active());
+fn completion_of(object: &Object) -> Completion {
+    let active = object.request().map(|request| request.active());
     let completion = active
         .as_ref()
         .and_then(|active| active.as_ref())
@@ -170,15 +247,16 @@ fn completion_of(request: &Option<Arc<RequestObject>>) -> Completion {
 }
 
 /// Which requests are under way, and which of those have ended.
-fn look(all: &Objects, what: &'static str) -> Result<(Vec<bool>, Vec<usize>)> {
-    let active: Vec<bool> = all.iter().map(counts).collect();
-    let ended = drive(all, false, what, |_| true)?;
+fn look(all: &[Object], what: &'static str) -> Result<(Vec<bool>, Vec<usize>)> {
+    let active: Vec<bool> = all.iter().map(Object::counts).collect();
+    let ended = test(all, what)?;
     let which = (0..all.len()).filter(|at| active[*at] && ended[*at]).collect();
     Ok((active, which))
 }
 
 fn start(handle: Request) -> Result<()> {
-    let request = object(handle)?.ok_or_else(no_request)?;
+    let object = object(handle)?;
+    let request = object.request().ok_or_else(no_request)?;
     let start = request
         .start
         .as_ref()
@@ -187,6 +265,7 @@ fn start(handle: Request) -> Result<()> {
         return Err(Error::new(class::REQUEST, "the operation is under way already"));
     }
     let active = start()?;
+    request.needs_polls.store(active.needs_polls(), Ordering::Relaxed);
     *request.active() = Some(active);
     Ok(())
 }
@@ -194,8 +273,8 @@ fn start(handle: Request) -> Result<()> {
 mpi! {
     fn MPI_Wait (handle: Out<Request>, status: StatusOut) [Comm::WORLD] {
         let handle = &mut handle.slice(1)?[0];
-        let all = vec![object(*handle)?];
-        drive(&all, true, "MPI_Wait", |ended| ended[0])?;
+        let all = [object(*handle)?];
+        drive(&all, &mut [false], Until::All, "MPI_Wait")?;
         let completion = collect(handle, &all[0]);
         status.set(&completion);
         completion.check().map(|_| ())
@@ -203,10 +282,10 @@ mpi! {
 
     fn MPI_Test (handle: Out<Request>, flag: Out<c_int>, status: StatusOut) [Comm::WORLD] {
         let handle = &mut handle.slice(1)?[0];
-        let all = vec![object(*handle)?];
-        let ended = drive(&all, false, "MPI_Test", |_| true)?[0];
-        flag.set(ended.into());
-        if !ended {
+        let (all, mut ended) = ([object(*handle)?], [false]);
+        drive(&all, &mut ended, Until::Tested, "MPI_Test")?;
+        flag.set(ended[0].into());
+        if !ended[0] {
             return Ok(());
         }
         let completion = collect(handle, &all[0]);
@@ -217,14 +296,14 @@ mpi! {
     fn MPI_Waitall (count: c_int, handles: Out<Request>, statuses: StatusOut) [Comm::WORLD] {
         let handles = handles.slice(length(count)?)?;
         let all = objects(handles)?;
-        drive(&all, true, "MPI_Waitall", |ended| !ended.contains(&false))?;
+        drive(&all, &mut vec![false; all.len()], Until::All, "MPI_Waitall")?;
         collect_all(handles, &all, 0..all.len(), statuses)
     }
 
     fn MPI_Testall (count: c_int, handles: Out<Request>, flag: Out<c_int>, statuses: StatusOut) [Comm::WORLD] {
         let handles = handles.slice(length(count)?)?;
         let all = objects(handles)?;
-        let ended = !drive(&all, false, "MPI_Testall", |_| true)?.contains(&false);
+        let ended = !test(&all, "MPI_Testall")?.contains(&false);
         flag.set(ended.into());
         match ended {
             true => collect_all(handles, &all, 0..all.len(), statuses),
@@ -255,8 +334,8 @@ mpi! {
     }
 
     fn MPI_Request_get_status (handle: Request, flag: Out<c_int>, status: StatusOut) [Comm::WORLD] {
-        let all = vec![object(handle)?];
-        let ended = drive(&all, false, "MPI_Request_get_status", |_| true)?[0];
+        let all = [object(handle)?];
+        let ended = test(&all, "MPI_Request_get_status")?[0];
         flag.set(ended.into());
         if ended {
             status.set(&completion_of(&all[0]));
@@ -268,7 +347,7 @@ mpi! {
         count: c_int, handles: In<Request>, flag: Out<c_int>, statuses: StatusOut
     ) [Comm::WORLD] {
         let all = objects(handles.slice(length(count)?)?)?;
-        let ended = !drive(&all, false, "MPI_Request_get_status_all", |_| true)?.contains(&false);
+        let ended = !test(&all, "MPI_Request_get_status_all")?.contains(&false);
         flag.check()?.set(ended.into());
         if ended {
             for (at, request) in all.iter().enumerate() {
@@ -310,7 +389,14 @@ mpi! {
 
     fn MPI_Request_free (handle: Out<Request>) [Comm::WORLD] {
         let freed = handle.get()?;
-        let request = object(freed)?.ok_or_else(no_request)?;
+        let request = match object(freed)? {
+            Object::Nothing => return Err(no_request()),
+            Object::Sent => {
+                handle.set(Request::NULL);
+                return Ok(());
+            }
+            Object::Request(request) => request,
+        };
         REQUESTS.remove(freed.0);
         handle.set(Request::NULL);
         let generalized = match &*request.active() {
@@ -320,13 +406,18 @@ mpi! {
         if let Some((free, state)) = generalized {
             free(state.start().cast());
         } else if request.is_active() {
-            orphans().push((None, request));
+            keep_orphan((None, request));
         }
         Ok(())
     }
 
     fn MPI_Cancel (handle: Out<Request>) [Comm::WORLD] {
-        let request = object(handle.get()?)?.ok_or_else(no_request)?;
+        let object = object(handle.get()?)?;
+        let request = match &object {
+            Object::Nothing => return Err(no_request()),
+            Object::Sent => return Ok(()),
+            Object::Request(request) => request,
+        };
         let control = request.control()?;
         let mut turn = control.turn();
         turn.progress();
@@ -381,8 +472,8 @@ mpi! {
     }
 
     fn MPI_Grequest_complete (handle: Request) [()] {
-        let request = object(handle)?.ok_or_else(no_request)?;
-        match request.active().as_mut() {
+        let object = object(handle)?;
+        match object.request().ok_or_else(no_request)?.active().as_mut() {
             Some(Active::Generalized(generalized)) => {
                 generalized.is_complete = true;
                 Ok(())

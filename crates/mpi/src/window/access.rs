@@ -2,17 +2,20 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use dayfly_comm::detached::Turn;
 
+use super::shared::Part;
 use super::wire::{Kind, Request, Response};
 use super::{Claim, State, WINDOW, Waiting, WindowObject, get, serve};
 use crate::datatype::{self, TypeObject, count_of};
+use crate::errhandler::Place;
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::handle::{Aint, Count, Datatype, Op, PROC_NULL, Request as Handle, Win};
 use crate::interface::window::DYNAMIC;
-use crate::op::{self, NO_OP, REPLACE, reduction};
+use crate::op::{self, NO_OP, REPLACE, Reduction, reduction};
 use crate::pointer::{Buffer, Out};
 use crate::realm::Control;
 use crate::request::{Active, make};
@@ -28,6 +31,11 @@ impl Pending {
     /// The group whose engine it needs.
     pub fn control(&self) -> Result<Control> {
         self.window.comm.control()
+    }
+
+    /// Where its errors are raised.
+    pub fn place(&self) -> Option<Place> {
+        Some(Win(self.window.handle.load(Ordering::Acquire)).into())
     }
 
     /// Its outcome, if it has ended.
@@ -56,6 +64,11 @@ impl Side {
             handle,
             of,
         })
+    }
+
+    /// Where its bytes begin and how many they are, as accesses transfer them, if they lie in one run.
+    fn dense(&self) -> Option<(isize, usize)> {
+        self.of.element_span(self.count)
     }
 
     /// Checks that a side of the other rank has room for this one.
@@ -139,28 +152,46 @@ fn leaf(of: &Side) -> Result<Datatype> {
     })
 }
 
-fn accumulate(kind: Kind, from: &Side, into: &Side, op: Op) -> Result<Request> {
+/// How an accumulation changes memory.
+struct Change {
+    op: Op,
+    /// The predefined datatype of the elements.
+    leaf: Datatype,
+    /// `None` for those that only replace, or do nothing.
+    by: Option<Reduction>,
+}
+
+/// Checks an accumulation.
+fn change(from: &Side, into: &Side, op: Op) -> Result<Change> {
     let leaf = leaf(into)?;
-    if !matches!(op, REPLACE | NO_OP) {
+    let by = match op {
+        REPLACE | NO_OP => None,
         // The operation must be predefined, and defined for the elements.
-        if !op::is_predefined(op) {
+        op if !op::is_predefined(op) => {
             return Err(Error::new(class::OP, "an accumulation has a predefined operation"));
         }
-        reduction(op, leaf, &datatype::get(leaf)?)?;
-    }
-    let data = if op == NO_OP {
-        Vec::new()
-    } else {
-        from.check_fits(into)?;
-        from.of.pack_elements(from.buffer, from.count)
+        op => Some(reduction(op, leaf, &datatype::get(leaf)?)?),
     };
-    Ok(Request {
-        operation: op.0,
-        element: leaf.0,
-        runs: into.of.element_runs(into.count),
-        data,
-        ..Request::new(kind, 0)
-    })
+    if op != NO_OP {
+        from.check_fits(into)?;
+    }
+    Ok(Change { op, leaf, by })
+}
+
+impl Change {
+    fn request(&self, kind: Kind, from: &Side, into: &Side) -> Request {
+        let data = match self.op {
+            NO_OP => Vec::new(),
+            _ => from.of.pack_elements(from.buffer, from.count),
+        };
+        Request {
+            operation: self.op.0,
+            element: self.leaf.0,
+            runs: into.of.element_runs(into.count),
+            data,
+            ..Request::new(kind, 0)
+        }
+    }
 }
 
 /// A handle for an access, which may be none at all.
@@ -176,6 +207,7 @@ fn later(started: Option<(Target, u64)>, handle: Out<Handle>) -> Result<()> {
     Ok(())
 }
 
+/// An access that has begun and not ended, and its number; `None` if it is over.
 type Started = Result<Option<(Target, u64)>>;
 
 fn start_put(from: Result<Side>, into: Result<Side>, target: Result<Option<Target>>) -> Started {
@@ -184,6 +216,20 @@ fn start_put(from: Result<Side>, into: Result<Side>, target: Result<Option<Targe
     let Some(target) = target? else {
         return Ok(None);
     };
+    if let Some(part) = target.part() {
+        let ends = (from.dense(), into.dense());
+        let (Some((start, length)), Some((at, room))) = ends else {
+            target.apply_here(&put(&from, &into), None)?;
+            return Ok(None);
+        };
+        let place = part.place(target.displacement, (at, at + length.min(room) as isize))?;
+        copy(
+            from.buffer.address().wrapping_add_signed(start),
+            place.wrapping_add_signed(at),
+            length.min(room),
+        );
+        return Ok(None);
+    }
     let id = start(&target, put(&from, &into), None)?;
     Ok(Some((target, id)))
 }
@@ -194,21 +240,40 @@ fn start_get(into: Result<Side>, from: Result<Side>, target: Result<Option<Targe
     let Some(target) = target? else {
         return Ok(None);
     };
-    let request = Request {
+    let request = || Request {
         runs: from.of.element_runs(from.count),
         ..Request::new(Kind::Get, 0)
     };
+    if let Some(part) = target.part() {
+        let ends = (from.dense(), into.dense());
+        let (Some((at, length)), Some((start, room))) = ends else {
+            target.apply_here(&request(), Some(&into))?;
+            return Ok(None);
+        };
+        let place = part.place(target.displacement, (at, at + length as isize))?;
+        copy(
+            place.wrapping_add_signed(at),
+            into.buffer.address().wrapping_add_signed(start),
+            length.min(room),
+        );
+        return Ok(None);
+    }
+    let request = request();
     let id = start(&target, request, Some(into))?;
     Ok(Some((target, id)))
 }
 
 fn start_accumulate(from: Result<Side>, into: Result<Side>, op: Op, target: Result<Option<Target>>) -> Started {
     let (from, into) = (from?, into?);
-    let request = accumulate(Kind::Accumulate, &from, &into, op)?;
+    let change = change(&from, &into, op)?;
     let Some(target) = target? else {
         return Ok(None);
     };
-    let id = start(&target, request, None)?;
+    if target.part().is_some() {
+        target.accumulate_here(&from, None, &into, &change)?;
+        return Ok(None);
+    }
+    let id = start(&target, change.request(Kind::Accumulate, &from, &into), None)?;
     Ok(Some((target, id)))
 }
 
@@ -224,12 +289,93 @@ fn start_get_accumulate(
     let into = into?;
     into.check_fits(&result)?;
     let from = if op == NO_OP { into.clone() } else { from? };
-    let request = accumulate(Kind::GetAccumulate, &from, &into, op)?;
+    let change = change(&from, &into, op)?;
     let Some(target) = target? else {
         return Ok(None);
     };
+    if target.part().is_some() {
+        target.accumulate_here(&from, Some(&result), &into, &change)?;
+        return Ok(None);
+    }
+    let request = change.request(Kind::GetAccumulate, &from, &into);
     let id = start(&target, request, Some(result))?;
     Ok(Some((target, id)))
+}
+
+/// Copies between memory that the program lends and a window.
+fn copy(from: usize, into: usize, length: usize) {
+    // SAFETY: the caller lends one of the ranges for the access, and the other was found to lie in the window's memory,
+    // which stays mapped as long as the window. Other ranks may write there at the same time; then the bytes are any.
+    unsafe { std::ptr::copy(from as *const u8, into as *mut u8, length) };
+}
+
+impl Target {
+    /// The target's memory, if this rank reads and writes it itself.
+    fn part(&self) -> Option<Part> {
+        let shared = self.window.shared.as_ref()?;
+        shared.parts.get(self.rank).copied()
+    }
+
+    /// Applies an access to memory that this rank reaches itself.
+    fn apply_here(&self, request: &Request, into: Option<&Side>) -> Result<()> {
+        let (Some(shared), Some(part)) = (&self.window.shared, self.part()) else {
+            return Ok(());
+        };
+        let start = part.place(self.displacement, bounds(&request.runs))?;
+        let is_atomic = !matches!(request.kind, Kind::Put | Kind::Get);
+        let lock = is_atomic.then(|| self.window.accumulating(shared, self.rank));
+        let lock = lock.transpose()?;
+        let old = access(request, start)?;
+        drop(lock);
+        if let Some(side) = into {
+            side.of.unpack_elements(&old, side.buffer, side.count);
+        }
+        Ok(())
+    }
+
+    /// Accumulates in memory that this rank reaches itself; `result` gets what was there.
+    fn accumulate_here(&self, from: &Side, result: Option<&Side>, into: &Side, change: &Change) -> Result<()> {
+        let (Some(shared), Some(part)) = (&self.window.shared, self.part()) else {
+            return Ok(());
+        };
+        let room = result.map_or(Some(None), |result| result.dense().map(Some));
+        let (Some((start, length)), Some((at, all)), Some(room)) = (from.dense(), into.dense(), room) else {
+            let kind = if result.is_some() {
+                Kind::GetAccumulate
+            } else {
+                Kind::Accumulate
+            };
+            return self.apply_here(&change.request(kind, from, into), result);
+        };
+        let place = part
+            .place(self.displacement, (at, at + all as isize))?
+            .wrapping_add_signed(at);
+        let from = from.buffer.address().wrapping_add_signed(start);
+        let _lock = self.window.accumulating(shared, self.rank)?;
+        if let (Some(result), Some((start, room))) = (result, room) {
+            copy(place, result.buffer.address().wrapping_add_signed(start), all.min(room));
+        }
+        let length = length.min(all);
+        match &change.by {
+            Some(by) => {
+                let length = length / by.bytes.max(1) * by.bytes;
+                let (left, right) = (Buffer::new(from as *mut _), Buffer::new(place as *mut _));
+                by.operation
+                    .combine(left.bytes(length), right.bytes_mut(length), by.element);
+            }
+            None if change.op == REPLACE => copy(from, place, length),
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+/// Where runs of bytes begin and end.
+fn bounds(runs: &[(isize, usize)]) -> (isize, isize) {
+    let ends = |(offset, length): &(isize, usize)| (*offset, offset.saturating_add(*length as isize));
+    let all = runs.iter().map(ends);
+    all.reduce(|(low, high), (start, end)| (low.min(start), high.max(end)))
+        .unwrap_or((0, 0))
 }
 
 fn elements(runs: &[(isize, usize)], start: usize, mut see: impl FnMut(Buffer, usize)) {
@@ -241,31 +387,16 @@ fn elements(runs: &[(isize, usize)], start: usize, mut see: impl FnMut(Buffer, u
 impl WindowObject {
     /// The address that a request begins at, if all that it concerns lies in the window.
     fn place(&self, state: &State, request: &Request) -> Result<usize> {
-        let (mut low, mut high) = (0isize, 0isize);
-        for (at, (offset, length)) in request.runs.iter().enumerate() {
-            let end = offset.saturating_add(*length as isize);
-            low = if at == 0 { *offset } else { low.min(*offset) };
-            high = if at == 0 { end } else { high.max(end) };
+        let (low, high) = bounds(&request.runs);
+        if self.flavor != DYNAMIC {
+            return self.memory.part.place(request.displacement, (low, high));
         }
-        let outside = || Error::new(class::RMA_RANGE, "the access lies outside of the window");
-        if self.flavor == DYNAMIC {
-            let start = request.displacement as usize;
-            let (low, high) = (start.wrapping_add_signed(low), start.wrapping_add_signed(high));
-            let found = state.attached.range(..=low).next_back();
-            let fits = low == high || found.is_some_and(|(start, length)| high >= low && high <= start + length);
-            return fits.then_some(start).ok_or_else(outside);
-        }
-        let start = request
-            .displacement
-            .checked_mul(self.memory.unit as i64)
-            .ok_or_else(outside)? as isize;
-        let fits = low == high
-            || (start.checked_add(low).is_some_and(|low| low >= 0)
-                && start
-                    .checked_add(high)
-                    .is_some_and(|high| high <= self.memory.size as isize));
-        fits.then_some(self.memory.base.wrapping_add_signed(start))
-            .ok_or_else(outside)
+        let start = request.displacement as usize;
+        let (low, high) = (start.wrapping_add_signed(low), start.wrapping_add_signed(high));
+        let found = state.attached.range(..=low).next_back();
+        let fits = low == high || found.is_some_and(|(start, length)| high >= low && high <= start + length);
+        fits.then_some(start)
+            .ok_or_else(|| Error::new(class::RMA_RANGE, "the access lies outside of the window"))
     }
 
     /// Applies a request of another rank, or of this one.
@@ -479,6 +610,9 @@ mpi! {
             data,
             ..Request::new(Kind::CompareAndSwap, 0)
         };
+        if target.part().is_some() {
+            return target.apply_here(&request, Some(&result));
+        }
         start(&target, request, Some(result)).map(|_| ())
     }
 }

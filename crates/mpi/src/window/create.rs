@@ -1,12 +1,11 @@
 //! Windows that come and go, and what programs ask of them.
 
 use std::ffi::{c_int, c_void};
-use std::fs::OpenOptions;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Memory, Owned, SharedPart, WINDOWS, WindowObject, get, register, unregister};
+use super::shared::{self, Layout, Part, Shared};
+use super::{Memory, Owned, WINDOWS, WindowObject, get, register, unregister};
 use crate::attribute;
 use crate::comm_create;
 use crate::communicator::{self, CommObject};
@@ -20,8 +19,6 @@ use crate::interface::window::{ALLOCATE, CREATE, DYNAMIC, SHARED};
 use crate::pointer::{Buffer, Out, Text, TextOut};
 
 const MAX_OBJECT_NAME: usize = 128;
-/// Parts of shared windows begin at multiples of this.
-const PAGE: usize = 4096;
 
 fn own(comm: Comm) -> Result<Arc<CommObject>> {
     let object = communicator::get_intra(comm)?;
@@ -43,7 +40,7 @@ fn unit_of(unit: i64) -> Result<usize> {
 fn make(
     comm: Arc<CommObject>,
     memory: Memory,
-    shared: Vec<SharedPart>,
+    shared: Option<Shared>,
     flavor: i32,
     given: Info,
     win: Out<Win>,
@@ -56,141 +53,118 @@ fn make(
     register(&window);
     // Nobody accesses a window before all ranks have it.
     window.barrier()?;
-    win.check()?.set(Win(WINDOWS.insert(window)));
+    let handle = WINDOWS.insert(window.clone());
+    window.handle.store(handle, Ordering::Release);
+    win.check()?.set(Win(handle));
     Ok(())
 }
 
 fn create(buffer: Buffer, size: i64, unit: i64, given: Info, comm: Comm, win: Out<Win>) -> Result<()> {
     let memory = Memory {
-        base: buffer.address(),
-        size: length_of(size)?,
-        unit: unit_of(unit)?,
+        part: Part {
+            start: buffer.address(),
+            size: length_of(size)?,
+            unit: unit_of(unit)?,
+        },
         _owned: Owned::Nothing,
     };
-    make(own(comm)?, memory, Vec::new(), CREATE, given, win)
+    make(own(comm)?, memory, None, CREATE, given, win)
 }
 
-fn allocate(size: i64, unit: i64, given: Info, comm: Comm, base: Out<usize>, win: Out<Win>) -> Result<()> {
-    let size = length_of(size)?;
-    let mut words: Vec<u64> = Vec::new();
-    words.try_reserve_exact(size.div_ceil(8).max(1)).map_err(|_| {
-        Error::new(
-            class::NO_MEM,
-            format!("there is no memory for a window of {size} bytes"),
-        )
-    })?;
-    words.resize(size.div_ceil(8).max(1), 0);
-    let start = words.as_mut_ptr() as usize;
-    let memory = Memory {
-        base: start,
-        size,
-        unit: unit_of(unit)?,
-        _owned: Owned::Bytes { _memory: words },
-    };
-    base.check()?.set(start);
-    make(own(comm)?, memory, Vec::new(), ALLOCATE, given, win)
-}
-
-/// Maps memory that all ranks share: a file in the system's memory file system, whose name goes at once.
-fn map(comm: &CommObject, length: usize) -> Result<usize> {
+/// The sizes and units of the window's parts, of all ranks.
+fn gather_parts(comm: &CommObject, size: usize, unit: usize) -> Result<Vec<(usize, usize)>> {
     let local = comm.local()?;
-    let mut key = [0; 16];
-    if local.rank() == 0 {
-        // SAFETY: the room is as long as it is said to be.
-        unsafe { libc::getrandom(key.as_mut_ptr().cast(), key.len(), 0) };
-    }
-    local.bcast(&mut key, 0)?;
-    let path = format!("/dev/shm/dayfly-mpi-{:032x}", u128::from_ne_bytes(key));
-    let open = |creates: bool| -> Result<std::fs::File> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(creates)
-            .open(&path)?;
-        if creates {
-            file.set_len(length as u64)?;
-        }
-        Ok(file)
-    };
-    let first = (local.rank() == 0).then(|| open(true));
-    local.barrier()?;
-    let file = first.unwrap_or_else(|| open(false));
-    local.barrier()?;
-    if local.rank() == 0 {
-        // Every rank has opened it, or will report that it cannot.
-        let _ = std::fs::remove_file(&path);
-    }
-    let file = file?;
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping of an open file.
-    let start = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            length,
-            access,
-            libc::MAP_SHARED,
-            file.as_raw_fd(),
-            0,
-        )
-    };
-    match start == libc::MAP_FAILED {
-        true => Err(std::io::Error::last_os_error().into()),
-        false => Ok(start as usize),
-    }
-}
-
-fn allocate_shared(size: i64, unit: i64, given: Info, comm: Comm, base: Out<usize>, win: Out<Win>) -> Result<()> {
-    let (size, unit) = (length_of(size)?, unit_of(unit)?);
-    let comm = own(comm)?;
-    let local = comm.local()?;
-    let mut all = vec![0; 16 * local.size() as usize];
-    local.allgather(
-        &[(size as u64).to_ne_bytes(), (unit as u64).to_ne_bytes()].concat(),
-        &mut all,
-    )?;
+    let own = [(size as u64).to_ne_bytes(), (unit as u64).to_ne_bytes()].concat();
+    let mut all = vec![0; own.len() * local.size() as usize];
+    local.allgather(&own, &mut all)?;
     let words: Vec<usize> = all
         .as_chunks::<8>()
         .0
         .iter()
         .map(|word| u64::from_ne_bytes(*word) as usize)
         .collect();
-    let total: usize = words.chunks_exact(2).map(|part| part[0].next_multiple_of(64)).sum();
-    let length = total.next_multiple_of(PAGE).max(PAGE);
-    let start = map(&comm, length)?;
-    let mut next = start;
-    let part = |part: &[usize]| {
-        let found = SharedPart {
-            start: next,
-            size: part[0],
-            unit: part[1],
-        };
-        next += part[0].next_multiple_of(64);
-        found
-    };
-    let parts: Vec<SharedPart> = words.chunks_exact(2).map(part).collect();
-    let mine = parts[comm.rank() as usize];
-    base.check()?.set(mine.start);
-    let memory = Memory {
-        base: mine.start,
-        size,
-        unit,
-        _owned: Owned::Mapping { start, length },
-    };
-    make(comm, memory, parts, SHARED, given, win)
+    Ok(words.chunks_exact(2).map(|part| (part[0], part[1])).collect())
 }
 
-fn shared_part(win: Win, rank: c_int) -> Result<SharedPart> {
-    let window = get(win)?;
-    if window.shared.is_empty() {
-        return Err(Error::new(class::RMA_FLAVOR, "the window is not shared memory"));
+/// Whether all ranks run on this host.
+fn is_on_one_host(comm: &CommObject) -> Result<bool> {
+    let (control, local) = (comm.control()?, comm.local()?);
+    let hosts = control.hosts_of_all();
+    let mut all = local.members().iter().map(|member| hosts.get(*member as usize));
+    let first = all.next().flatten();
+    Ok(first.is_some() && all.all(|host| host == first))
+}
+
+/// A window in memory that all ranks share.
+fn make_shared(
+    comm: Arc<CommObject>,
+    (shared, owned): (Shared, Owned),
+    flavor: i32,
+    given: Info,
+    base: Out<usize>,
+    win: Out<Win>,
+) -> Result<()> {
+    let part = shared.parts[comm.rank() as usize];
+    base.set(part.start);
+    let memory = Memory { part, _owned: owned };
+    make(comm, memory, Some(shared), flavor, given, win)
+}
+
+fn no_memory(size: usize) -> Error {
+    let text = format!("there is no memory for a window of {size} bytes");
+    Error::new(class::NO_MEM, text)
+}
+
+fn allocate(size: i64, unit: i64, given: Info, comm: Comm, base: Out<usize>, win: Out<Win>) -> Result<()> {
+    let (size, unit) = (length_of(size)?, unit_of(unit)?);
+    base.check()?;
+    let comm = own(comm)?;
+    if is_on_one_host(&comm)? {
+        let parts = gather_parts(&comm, size, unit)?;
+        if let Some(mapped) = shared::map(&comm, &parts, Layout::Apart)? {
+            return make_shared(comm, mapped, ALLOCATE, given, base, win);
+        }
     }
+    let mut words: Vec<u64> = Vec::new();
+    let length = size.div_ceil(8).max(1);
+    words.try_reserve_exact(length).map_err(|_| no_memory(size))?;
+    words.resize(length, 0);
+    let start = words.as_mut_ptr() as usize;
+    let memory = Memory {
+        part: Part { start, size, unit },
+        _owned: Owned::Bytes { _memory: words },
+    };
+    base.set(start);
+    make(comm, memory, None, ALLOCATE, given, win)
+}
+
+fn allocate_shared(size: i64, unit: i64, given: Info, comm: Comm, base: Out<usize>, win: Out<Win>) -> Result<()> {
+    let (size, unit) = (length_of(size)?, unit_of(unit)?);
+    base.check()?;
+    let layout = match info::optional(given)?.and_then(|info| info.find("alloc_shared_noncontig")) {
+        Some(value) if value == "true" => Layout::Apart,
+        _ => Layout::Contiguous,
+    };
+    let comm = own(comm)?;
+    let parts = gather_parts(&comm, size, unit)?;
+    let mapped = shared::map(&comm, &parts, layout)?.ok_or_else(|| {
+        let total: usize = parts.iter().map(|(size, _)| size).sum();
+        let text =
+            format!("the ranks have no memory of {total} bytes that all of them share: see /dev/shm on their hosts");
+        Error::new(class::RMA_SHARED, text)
+    })?;
+    make_shared(comm, mapped, SHARED, given, base, win)
+}
+
+fn shared_part(win: Win, rank: c_int) -> Result<Part> {
+    let window = get(win)?;
+    let shared = window.shared.as_ref();
+    let parts = &shared
+        .ok_or_else(|| Error::new(class::RMA_FLAVOR, "the window is not shared memory"))?
+        .parts;
     let found = match rank {
-        PROC_NULL => window
-            .shared
-            .iter()
-            .find(|part| part.size > 0)
-            .or(window.shared.first()),
-        rank => usize::try_from(rank).ok().and_then(|rank| window.shared.get(rank)),
+        PROC_NULL => parts.iter().find(|part| part.size > 0).or(parts.first()),
+        rank => usize::try_from(rank).ok().and_then(|rank| parts.get(rank)),
     };
     found
         .copied()
@@ -243,8 +217,9 @@ mpi! {
     }
 
     fn MPI_Win_create_dynamic (given: Info, comm: Comm, win: Out<Win>) [comm] {
-        let memory = Memory { base: 0, size: 0, unit: 1, _owned: Owned::Nothing };
-        make(own(comm)?, memory, Vec::new(), DYNAMIC, given, win)
+        let part = Part { start: 0, size: 0, unit: 1 };
+        let memory = Memory { part, _owned: Owned::Nothing };
+        make(own(comm)?, memory, None, DYNAMIC, given, win)
     }
 
     fn MPI_Win_attach (win: Win, start: Buffer, size: Aint) [win] {

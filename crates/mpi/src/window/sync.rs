@@ -14,6 +14,9 @@ use crate::pointer::Out;
 impl WindowObject {
     /// Waits until accesses to one rank, or to all, have ended.
     pub(super) fn flush(&self, target: Option<usize>) -> Result<()> {
+        if let Some(shared) = &self.shared {
+            return self.synchronise(shared);
+        }
         self.wait("a window's accesses", |state| {
             let concerns = |waiting: &Waiting| target.is_none_or(|target| waiting.target == target);
             !state.waiting.values().any(concerns)
@@ -55,7 +58,20 @@ impl WindowObject {
         if targets.iter().any(|target| self.state().locked.contains(target)) {
             return Err(Error::new(class::RMA_SYNC, "this rank has locked that memory already"));
         }
-        self.ask(targets, kind, true)?;
+        match &self.shared {
+            Some(shared) => {
+                for (at, target) in targets.iter().enumerate() {
+                    let locked = self.lock_part(shared, *target, kind == Kind::LockExclusive);
+                    if locked.is_err() {
+                        targets[..at]
+                            .iter()
+                            .for_each(|target| self.unlock_part(shared, *target));
+                        return locked;
+                    }
+                }
+            }
+            None => self.ask(targets, kind, true)?,
+        }
         self.state().locked.extend(targets);
         Ok(())
     }
@@ -66,7 +82,10 @@ impl WindowObject {
             return Err(no_epoch());
         }
         let flushed = self.flush(accessed);
-        self.ask(targets, Kind::Unlock, true)?;
+        match &self.shared {
+            Some(shared) => targets.iter().for_each(|target| self.unlock_part(shared, *target)),
+            None => self.ask(targets, Kind::Unlock, true)?,
+        }
         flushed
     }
 

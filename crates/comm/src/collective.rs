@@ -46,10 +46,10 @@ fn block(rank: usize, length: usize) -> Range<usize> {
     rank * length..(rank + 1) * length
 }
 
-/// Two disjoint parts of a buffer: the first to read, the second to write. Returns an error if they overlap.
-fn apart(buffer: &mut [u8], read: Range<usize>, write: Range<usize>) -> Result<(&[u8], &mut [u8]), Failure> {
-    match buffer.get_disjoint_mut([read, write]) {
-        Ok([read, write]) => Ok((read, write)),
+/// Two disjoint parts of a buffer. Returns an error if they overlap.
+fn apart(buffer: &mut [u8], one: Range<usize>, other: Range<usize>) -> Result<(&mut [u8], &mut [u8]), Failure> {
+    match buffer.get_disjoint_mut([one, other]) {
+        Ok([one, other]) => Ok((one, other)),
         Err(error) => Err(Failure::new(
             Code::InvalidRequest,
             format!("the blocks of a buffer overlap, or lie outside of it: {error}"),

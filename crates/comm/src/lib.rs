@@ -85,7 +85,7 @@ pub use invitation::{GROUP_VARIABLE, Invitation, World};
 pub use join::{Channel, JoinOptions, Joined, join};
 pub use lost_ranks::LostRanks;
 pub use matching::{ANY_SOURCE, ANY_TAG, Status};
-pub use nonblocking::{Request, Scope};
+pub use nonblocking::{Request, Scope, Serve};
 pub use operation::Operation;
 pub use options::Options;
 pub use peer_connection::PeerConnection;

@@ -149,6 +149,12 @@ impl Matching {
         self.posted_any.is_empty() && self.posted[source].is_empty() && self.unexpected[source].is_empty()
     }
 
+    /// Whether a receive waits that a message of this rank may match.
+    #[inline]
+    pub fn awaits(&self, source: u32) -> bool {
+        !self.posted[source as usize].is_empty() || !self.posted_any.is_empty()
+    }
+
     /// The request with this id, unless it has ended.
     pub fn get(&self, id: RequestId) -> Option<&Request> {
         self.requests.get(id)

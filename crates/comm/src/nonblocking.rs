@@ -123,12 +123,20 @@ enum Handle {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Request(usize);
 
+/// Of a collective that ended before its request was made.
+const ENDED: Request = Request(usize::MAX);
+
 /// Background operations over memory that is borrowed for `'env`.
 #[derive(Debug)]
 pub struct Scope<'env> {
     comm: &'env Communicator,
     handles: RefCell<Vec<Option<Handle>>>,
+    /// Of a scope whose collectives have ended when they are started: what else the caller does meanwhile.
+    serve: Option<Serve>,
 }
+
+/// What a caller does for other ranks whenever it waits.
+pub type Serve = fn(&mut Turn<'_>);
 
 impl Communicator {
     /// Runs a function that may start operations, then waits for those that it did not wait for. If the function or an
@@ -161,6 +169,20 @@ impl Communicator {
         Scope {
             comm: self,
             handles: RefCell::default(),
+            serve: None,
+        }
+    }
+
+    /// As [`Communicator::detached_scope`], but collectives end before the function that starts them returns, without
+    /// what it costs to keep them. Their requests are not to be waited for.
+    ///
+    /// # Safety
+    /// As [`Communicator::detached_scope`], for messages.
+    pub unsafe fn waiting_scope(&self, serve: Serve) -> Scope<'_> {
+        Scope {
+            comm: self,
+            handles: RefCell::default(),
+            serve: Some(serve),
         }
     }
 }
@@ -198,6 +220,10 @@ impl<'env> Scope<'env> {
     }
 
     fn start<A: Algorithm<'env>>(&self, plan: Result<Plan<A>, Failure>) -> Result<Request, Failure> {
+        if let Some(serve) = self.serve {
+            self.comm.run_and_serve(plan, serve)?;
+            return Ok(ENDED);
+        }
         let Plan { call, run, .. } = plan?;
         let comm = self.comm;
         let mut guard = comm.engine.lock();
@@ -290,7 +316,20 @@ impl<'env> Scope<'env> {
         operation: &'env Operation,
         root: u32,
     ) -> Result<Request, Failure> {
-        self.start(self.comm.plan_reduce(buffer, datatype, operation, root))
+        self.start(self.comm.plan_reduce(None, buffer, datatype, operation, root))
+    }
+
+    /// As [`Communicator::reduce`], with the elements of this rank in memory of their own. `into` is used at the root only,
+    /// where it is as long.
+    pub fn ireduce_from(
+        &self,
+        own: &'env [u8],
+        into: &'env mut [u8],
+        datatype: Datatype,
+        operation: &'env Operation,
+        root: u32,
+    ) -> Result<Request, Failure> {
+        self.start(self.comm.plan_reduce(Some(own), into, datatype, operation, root))
     }
 
     /// As [`Communicator::allreduce`].

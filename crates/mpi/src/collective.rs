@@ -23,7 +23,9 @@ use crate::error::{Error, Result, class};
 use crate::handle::Count;
 use crate::point::Data;
 use crate::pointer::Buffer;
-use crate::request::{Active, Collective, Finish, Start, finish};
+use crate::realm;
+use crate::request::{Active, Collective, Finish, finish, serve};
+use crate::status::Completion;
 
 /// What a collective in the background uses besides the program's memory.
 #[derive(Default)]
@@ -34,6 +36,34 @@ pub struct Kept {
     pub received: Vec<Range<usize>>,
     pub counts: Vec<usize>,
     pub operation: Option<Operation>,
+}
+
+/// What a program does after it has called a collective.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// It waits, so nothing need be kept.
+    Waits,
+    GoesOn,
+}
+
+/// Runs a collective to its end if the program waits for it, else starts it. As [`launch`].
+pub fn run(
+    mode: Mode,
+    comm: Arc<CommObject>,
+    mut kept: Kept,
+    begin: impl FnOnce(&Scope<'static>, &'static mut Kept) -> std::result::Result<ScopeRequest, Failure>,
+    finish: impl FnOnce(&Kept) -> Result<()> + Send + 'static,
+) -> Result<Active> {
+    // While there are several engines, all are driven by the wait for a request.
+    if mode == Mode::GoesOn || realm::is_any() {
+        return launch(comm, kept, begin, finish);
+    }
+    let local: *const Communicator = comm.merged()?;
+    // SAFETY: the collective has ended when `begin` returns, so nothing uses either after that.
+    let (scope, lent) = unsafe { ((*local).waiting_scope(serve), &mut *std::ptr::from_mut(&mut kept)) };
+    begin(&scope, lent)?;
+    finish(&kept)?;
+    Ok(Active::Over(Completion::empty()))
 }
 
 /// Starts a collective. `begin` gets what is kept for as long as the collective runs, and `finish` after it.
@@ -79,7 +109,8 @@ pub fn gathered(comm: &Arc<CommObject>, own: &[u8]) -> Result<Vec<u8>> {
         ..Kept::default()
     };
     let (sender, receiver) = std::sync::mpsc::channel();
-    let active = launch(
+    let active = run(
+        Mode::Waits,
         comm.clone(),
         kept,
         |scope, kept| scope.iallgather(&kept.send, &mut kept.receive),
@@ -228,9 +259,9 @@ pub fn is_root(comm: &CommObject, root: c_int) -> Result<bool> {
     }
 }
 
-/// What starts a collective as often as it is wanted; its arguments were checked and copied.
-pub fn plan(start: impl Fn() -> Result<Active> + Send + Sync + 'static) -> Result<Start> {
-    Ok(Box::new(start))
+/// What runs or starts a collective as often as it is wanted; its arguments were checked and copied.
+pub fn plan<F: Fn(Mode) -> Result<Active> + Send + Sync + 'static>(start: F) -> Result<F> {
+    Ok(start)
 }
 
 /// Collectives with all their forms: the body plans one.
@@ -240,13 +271,14 @@ macro_rules! collectives {
         ( $($argument:ident : $type:ty),* $(,)? ) [$comm:ident] $body:block
     )*) => { $crate::face::mpi! { $(
         fn $blocking / $blocking_c ( $($argument: $type,)* ) [$comm] {
-            let start: $crate::request::Start = (|| $body)()?;
-            $crate::request::finish(start()?, stringify!($blocking)).map(|_| ())
+            let start = (|| $body)()?;
+            let active = start($crate::collective::Mode::Waits)?;
+            $crate::request::finish(active, stringify!($blocking)).map(|_| ())
         }
 
         fn $start / $start_c ( $($argument: $type,)* request: $crate::pointer::Out<$crate::handle::Request> ) [$comm] {
-            let start: $crate::request::Start = (|| $body)()?;
-            request.check()?.set($crate::request::make(start()?));
+            let start = (|| $body)()?;
+            request.check()?.set($crate::request::make(start($crate::collective::Mode::GoesOn)?));
             Ok(())
         }
 
@@ -254,8 +286,9 @@ macro_rules! collectives {
             $($argument: $type,)* info: $crate::handle::Info, request: $crate::pointer::Out<$crate::handle::Request>
         ) [$comm] {
             $crate::info::optional(info)?;
-            let start: $crate::request::Start = (|| $body)()?;
-            request.check()?.set($crate::request::make_persistent(start));
+            let start = (|| $body)()?;
+            let start = move || start($crate::collective::Mode::GoesOn);
+            request.check()?.set($crate::request::make_persistent(Box::new(start)));
             Ok(())
         }
     )* } };

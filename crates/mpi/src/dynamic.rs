@@ -20,6 +20,7 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_rendezvous::keys::{GroupKeys, random};
 
 use crate::collective;
+use crate::collective::Mode;
 use crate::communicator::{self, CommObject};
 use crate::error::{Error, Result};
 use crate::face::mpi;
@@ -57,12 +58,12 @@ pub fn part(instance: &Instance, waits: bool) -> Result<()> {
         return Ok(());
     }
     // All begin before any is waited for, since another process may know the realms in another order.
-    let mut barriers = vec![collective::barrier(instance.communicators.world.clone())];
+    let mut barriers = vec![collective::barrier(Mode::GoesOn, instance.communicators.world.clone())];
     for realm in &realms {
         let all = realm.control.members().to_vec();
         let everyone = realm.control.with_members(bridge::CLOSING_CONTEXT, all)?;
         let object = Arc::new(CommObject::new(Some(everyone), Errhandler::RETURN));
-        barriers.push(collective::barrier(object));
+        barriers.push(collective::barrier(Mode::GoesOn, object));
     }
     for barrier in barriers.into_iter().flatten() {
         // A process that is lost or has disconnected needs nothing any more.
@@ -80,7 +81,8 @@ pub fn wait_for_others(comm: Comm) -> Result<()> {
         // The parent may end as soon as it has met this process in the barrier.
         parent::outlive();
     }
-    let ended = collective::barrier(communicator::get(comm)?).and_then(|active| finish(active, "MPI_Comm_disconnect"));
+    let ended = collective::barrier(Mode::Waits, communicator::get(comm)?)
+        .and_then(|active| finish(active, "MPI_Comm_disconnect"));
     match ended {
         // A process that is lost cannot be waited for.
         Err(error) if error.failure != Some(Code::RankLost) => Err(error),

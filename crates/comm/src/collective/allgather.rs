@@ -14,20 +14,6 @@ pub async fn allgather(run: Run<'_>, own: &[u8], into: &mut [u8], table: Table) 
     if run.size > 2 && into.len() < table.allgather_ring {
         return bruck(run, own, into).await;
     }
-    if run.size == 2 {
-        let (first, second) = into.split_at_mut(length);
-        let (mine, other) = if run.rank == 0 {
-            (first, second)
-        } else {
-            (second, first)
-        };
-        let send = run.send(1 - run.rank, own);
-        let receive = run.receive(1 - run.rank, other);
-        crate::copy::copy(own, mine);
-        receive.await?;
-        send.await?;
-        return Ok(());
-    }
     allgatherv(run, own, into, |rank| block(rank, length)).await
 }
 
@@ -39,14 +25,34 @@ pub async fn allgatherv(
     blocks: impl Fn(usize) -> Range<usize>,
 ) -> Result<(), Failure> {
     let size = run.size;
+    if size == 2 {
+        return swap(run, own, into, blocks).await;
+    }
     copy(own, into.get_mut(blocks(run.rank)).ok_or_else(outside)?)?;
     let (next, previous) = ((run.rank + 1) % size, (run.rank + size - 1) % size);
     for round in 0..size - 1 {
         let sent = blocks((run.rank + size - round) % size);
         let received = blocks((run.rank + 2 * size - round - 1) % size);
         let (sent, received) = apart(into, sent, received)?;
-        run.exchange(next, sent, previous, received).await?;
+        run.exchange(next, &*sent, previous, received).await?;
     }
+    Ok(())
+}
+
+/// Two ranks: each copies its own block while the blocks are on their way.
+async fn swap(
+    run: Run<'_>,
+    own: &[u8],
+    into: &mut [u8],
+    blocks: impl Fn(usize) -> Range<usize>,
+) -> Result<(), Failure> {
+    let other = 1 - run.rank;
+    let (mine, theirs) = apart(into, blocks(run.rank), blocks(other))?;
+    let send = run.send(other, own);
+    let receive = run.receive(other, theirs);
+    copy(own, mine)?;
+    receive.await?;
+    send.await?;
     Ok(())
 }
 

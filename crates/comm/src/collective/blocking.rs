@@ -12,6 +12,7 @@ use super::start::{Algorithm, Plan};
 use crate::datatype::Datatype;
 use crate::engine::{EngineGuard, WaitState};
 use crate::group::Communicator;
+use crate::nonblocking::Serve;
 use crate::operation::Operation;
 
 /// Polls a future to its end, and drives the engine meanwhile.
@@ -47,6 +48,32 @@ impl Communicator {
         let key = guard.engine().begin(self.record, call)?;
         let own = Run::new(&self.engine, &self.members, self.rank as usize, key);
         drive(&mut guard, what, run(own))
+    }
+
+    /// As [`Communicator::run`], and serves other ranks meanwhile.
+    pub(crate) fn run_and_serve<'a, A: Algorithm<'a>>(
+        &'a self,
+        plan: Result<Plan<A>, Failure>,
+        serve: Serve,
+    ) -> Result<(), Failure> {
+        let Plan { call, what, run } = plan?;
+        let mut turn = self.turn();
+        let key = turn.guard().engine().begin(self.record, call)?;
+        let own = Run::new(&self.engine, &self.members, self.rank as usize, key);
+        // Dropped before the engine is released.
+        let mut future = pin!(run(own));
+        let mut context = Context::from_waker(Waker::noop());
+        let mut wait_state = WaitState::new(what);
+        loop {
+            if let Poll::Ready(outcome) = future.as_mut().poll(&mut context) {
+                return outcome;
+            }
+            let seen = turn.guard().engine().matching.completions;
+            while turn.guard().engine().matching.completions == seen {
+                serve(&mut turn);
+                turn.guard().step(&mut wait_state)?;
+            }
+        }
     }
 
     /// Waits until all ranks have called it.
@@ -117,7 +144,7 @@ impl Communicator {
         operation: &Operation,
         root: u32,
     ) -> Result<(), Failure> {
-        self.run(self.plan_reduce(buffer, datatype, operation, root))
+        self.run(self.plan_reduce(None, buffer, datatype, operation, root))
     }
 
     /// Combines the elements of all ranks, and copies the result to all ranks.

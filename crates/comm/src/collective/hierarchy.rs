@@ -130,9 +130,9 @@ pub async fn reduce(
 ) -> Result<(), Failure> {
     let leaders = hosts.leaders(root);
     let levels = Levels::new(&run, hosts, &leaders, root);
-    super::reduce(levels.near, buffer, levels.leader, by).await?;
+    super::reduce(levels.near, None, buffer, levels.leader, by).await?;
     match levels.far {
-        Some(far) => super::reduce(far, buffer, levels.root, by).await,
+        Some(far) => super::reduce(far, None, buffer, levels.root, by).await,
         None => Ok(()),
     }
 }
@@ -149,7 +149,7 @@ pub async fn allreduce(
     let leaders = hosts.leaders(0);
     let levels = Levels::new(&run, hosts, &leaders, 0);
     crate::copy::copy(own, buffer);
-    super::reduce(levels.near, buffer, levels.leader, by).await?;
+    super::reduce(levels.near, None, buffer, levels.leader, by).await?;
     if let Some(far) = levels.far {
         let mut host = run.scratch(buffer.len());
         crate::copy::copy(buffer, &mut host);

@@ -83,25 +83,52 @@ impl Reduction<'_> {
     }
 }
 
-/// A binomial tree. The result is in the root's `buffer`; the others are overwritten.
-pub async fn reduce(run: Run<'_>, buffer: &mut [u8], root: usize, by: Reduction<'_>) -> Result<(), Failure> {
+/// A binomial tree. The result is in the root's `buffer`; the others are overwritten. The elements of this rank are `own`,
+/// or without it those in `buffer`. With it, `buffer` is used at the root only.
+pub async fn reduce(
+    run: Run<'_>,
+    own: Option<&[u8]>,
+    buffer: &mut [u8],
+    root: usize,
+    by: Reduction<'_>,
+) -> Result<(), Failure> {
     // If order matters, rank 0 is the top of the tree, so that each branch is an interval of ranks.
     let top = if by.operation.is_commutative() { root } else { 0 };
     let relative = (run.rank + run.size - top) % run.size;
     let absolute = |relative: usize| (relative + top) % run.size;
+    let has_children = relative & 1 == 0 && relative + 1 < run.size;
+    // Where this rank combines what its children send.
+    let mut scratch;
+    let mut sum: Option<&mut [u8]> = match own {
+        None => Some(&mut *buffer),
+        Some(own) if run.rank == root && top == root => {
+            crate::copy::copy(own, buffer);
+            Some(&mut *buffer)
+        }
+        Some(own) if has_children => {
+            scratch = run.scratch(own.len());
+            scratch.copy_from_slice(own);
+            Some(&mut scratch)
+        }
+        Some(_) => None,
+    };
     let mut mask = 1;
     while mask < run.size {
         if relative & mask != 0 {
-            by.fold_to(&run, absolute(relative - mask), buffer).await?;
+            let sent = sum.as_deref().or(own).unwrap_or_default();
+            by.fold_to(&run, absolute(relative - mask), sent).await?;
             break;
         }
-        if relative + mask < run.size {
-            by.fold_from(&run, absolute(relative + mask), buffer).await?;
+        if relative + mask < run.size
+            && let Some(sum) = sum.as_deref_mut()
+        {
+            by.fold_from(&run, absolute(relative + mask), sum).await?;
         }
         mask *= 2;
     }
     if top != root && run.rank == top {
-        run.send(root, buffer).await?;
+        let sent = sum.as_deref().or(own).unwrap_or_default();
+        run.send(root, sent).await?;
     } else if top != root && run.rank == root {
         run.receive(top, buffer).await?;
     }

@@ -20,7 +20,7 @@ pub async fn reduce_scatter(
     if !by.operation.is_commutative() {
         let mut all = run.scratch(from.len());
         all.copy_from_slice(from);
-        reduce(run, &mut all, 0, by).await?;
+        reduce(run, None, &mut all, 0, by).await?;
         return scatter(run, &all, into, blocks, 0).await;
     }
     copy(from.get(blocks(run.rank)).ok_or_else(outside)?, into)?;

@@ -254,26 +254,40 @@ impl Communicator {
         })
     }
 
+    /// A reduction of `own` into the root's `buffer`, or without `own` of the buffers themselves.
     pub(crate) fn plan_reduce<'a>(
         &'a self,
+        own: Option<&'a [u8]>,
         buffer: &'a mut [u8],
         datatype: Datatype,
         operation: &'a Operation,
         root: u32,
     ) -> Result<Plan<impl Algorithm<'a>>, Failure> {
         let at = self.check_root(root)?;
-        let by = self.reduction(buffer.len(), datatype, operation)?;
+        let length = own.map_or(buffer.len(), <[u8]>::len);
+        if root == self.rank {
+            expect("root's buffer of a reduce", buffer.len(), length)?;
+        }
+        let by = self.reduction(length, datatype, operation)?;
         let hosts = self.hosts.as_deref().filter(|hosts| hosts.allow(&by));
         Plan::new(
             Call::new(Kind::Reduce)
-                .of(buffer.len())
+                .of(length)
                 .rooted(root)
                 .reducing(operation, datatype),
             "reduce",
             move |run| async move {
-                match hosts {
-                    None => super::reduce(run, buffer, at, by).await,
-                    Some(hosts) => Box::pin(hierarchy::reduce(run, hosts, buffer, at, by)).await,
+                match (hosts, own) {
+                    (None, _) => super::reduce(run, own, buffer, at, by).await,
+                    (Some(hosts), None) => Box::pin(hierarchy::reduce(run, hosts, buffer, at, by)).await,
+                    (Some(hosts), Some(own)) if run.rank == at => {
+                        crate::copy::copy(own, buffer);
+                        Box::pin(hierarchy::reduce(run, hosts, buffer, at, by)).await
+                    }
+                    (Some(hosts), Some(own)) => {
+                        let mut copy = own.to_vec();
+                        Box::pin(hierarchy::reduce(run, hosts, &mut copy, at, by)).await
+                    }
                 }
             },
         )

@@ -44,6 +44,8 @@ const EAGER_BYTES: usize = 32 << 10;
 const FRAGMENT_BYTES: usize = 16 << 10;
 /// Bytes of large messages that may be copied before a waiting doorbell rings all the same.
 const SILENT_BYTES: usize = 512 << 10;
+/// Messages that are taken at a time while receives wait.
+const BATCH: usize = 16;
 /// Transfers of one direction in which the sender can help at a time.
 const BOARDS: usize = 8;
 
@@ -329,6 +331,16 @@ impl ShmTransport {
         let mut moved = false;
         if ring::has_arrived(self.word(slot), self.incoming.next) {
             moved = self.take(slot, matching)?;
+            // Messages that no receive waits for stay where they are: a receive takes them from there.
+            for _ in 1..BATCH {
+                let slot = self.incoming.slot();
+                if !matching.awaits(self.peer)
+                    || !ring::has_arrived(self.word(slot), self.incoming.next)
+                    || !self.take(slot, matching)?
+                {
+                    break;
+                }
+            }
         }
         if !self.outbox.is_empty() {
             moved |= self.flush(matching);

@@ -10,29 +10,33 @@ use crate::error::Result;
 use crate::handle::{Aint, Count, Datatype};
 use crate::pointer::{Buffer, In};
 
-/// Blocks of a buffer: counts and displacements in elements.
+/// Blocks of a buffer.
 #[derive(Clone)]
 pub struct Blocks {
     side: Side,
-    counts: Vec<usize>,
-    displacements: Vec<isize>,
+    places: Places,
+}
+
+/// Where blocks lie.
+#[derive(Clone)]
+enum Places {
+    /// So many of one length, one after the other.
+    Equal { number: usize },
+    /// Counts and displacements in elements.
+    Listed {
+        counts: Vec<usize>,
+        displacements: Vec<isize>,
+    },
 }
 
 impl Blocks {
-    fn new(side: Side, counts: &[Count], displacements: Vec<isize>) -> Result<Self> {
-        let counts: Result<Vec<usize>> = counts.iter().map(|count| count_of(*count)).collect();
-        Ok(Self {
-            side,
-            counts: counts?,
-            displacements,
-        })
-    }
-
     /// Blocks of one length, in the order of the ranks.
     pub fn equal(comm: &CommObject, buffer: Buffer, count: Count, datatype: Datatype) -> Result<Self> {
-        let size = comm.peers()?.size() as usize;
-        let places = (0..size as isize).map(|rank| rank * count as isize).collect();
-        Self::new(Side::new(buffer, count, datatype)?, &vec![count; size], places)
+        let number = comm.peers()?.size() as usize;
+        Ok(Self {
+            side: Side::new(buffer, count, datatype)?,
+            places: Places::Equal { number },
+        })
     }
 
     /// Blocks from a program's arrays.
@@ -44,20 +48,49 @@ impl Blocks {
         datatype: Datatype,
     ) -> Result<Self> {
         let size = comm.peers()?.size() as usize;
-        let counts: Vec<Count> = counts.slice(size)?.iter().map(|count| count.wide()).collect();
-        let places = displacements.slice(size)?.iter().map(|at| at.wide() as isize).collect();
-        // The buffer as such may be NULL if no block has elements.
-        Self::new(Side::new(buffer, 0, datatype)?, &counts, places)
+        let counts: Result<Vec<usize>> = counts.slice(size)?.iter().map(|count| count_of(count.wide())).collect();
+        let displacements = displacements.slice(size)?.iter().map(|at| at.wide() as isize).collect();
+        Ok(Self {
+            // The buffer as such may be NULL if no block has elements.
+            side: Side::new(buffer, 0, datatype)?,
+            places: Places::Listed {
+                counts: counts?,
+                displacements,
+            },
+        })
+    }
+
+    fn number(&self) -> usize {
+        match &self.places {
+            Places::Equal { number } => *number,
+            Places::Listed { counts, .. } => counts.len(),
+        }
+    }
+
+    /// Elements of the block of a rank.
+    fn count(&self, rank: usize) -> usize {
+        match &self.places {
+            Places::Equal { .. } => self.side.count,
+            Places::Listed { counts, .. } => counts[rank],
+        }
+    }
+
+    /// Where the block of a rank begins, in elements.
+    fn displacement(&self, rank: usize) -> isize {
+        match &self.places {
+            Places::Equal { .. } => (rank * self.side.count) as isize,
+            Places::Listed { displacements, .. } => displacements[rank],
+        }
     }
 
     /// The block of a rank.
     pub fn block(&self, rank: usize) -> Side {
-        self.side.from(self.displacements[rank]).of_count(self.counts[rank])
+        self.side.from(self.displacement(rank)).of_count(self.count(rank))
     }
 
     /// All blocks.
     pub fn all(&self) -> Vec<Side> {
-        (0..self.counts.len()).map(|rank| self.block(rank)).collect()
+        (0..self.number()).map(|rank| self.block(rank)).collect()
     }
 
     /// Whether the program's memory serves as it is: one run of bytes in each block.
@@ -65,39 +98,55 @@ impl Blocks {
         self.side.of.dense
     }
 
-    /// The memory from the first to the last block, and the blocks in it.
-    fn direct(&self) -> (Buffer, usize, Vec<Range<usize>>) {
-        let extent = self.side.of.extent;
-        let occupied = (0..self.counts.len()).filter(|rank| self.counts[*rank] > 0);
-        let first = occupied.map(|rank| self.displacements[rank]).min().unwrap_or(0);
-        let range = |rank: usize| match self.counts[rank] {
+    /// The memory from the first to the last block: where it starts, its length, and its first element.
+    fn span(&self) -> (Buffer, usize, isize) {
+        let Side { buffer, of, count } = &self.side;
+        let start = |first: isize| buffer.offset(of.true_lower + first * of.extent);
+        if let Places::Equal { number } = &self.places {
+            return (start(0), of.size * count * number, 0);
+        }
+        let occupied = || (0..self.number()).filter(|rank| self.count(*rank) > 0);
+        let first = occupied().map(|rank| self.displacement(rank)).min().unwrap_or(0);
+        let end = occupied().map(|rank| self.direct_range(rank, first).end).max();
+        (start(first), end.unwrap_or(0), first)
+    }
+
+    fn direct_range(&self, rank: usize, first: isize) -> Range<usize> {
+        match self.count(rank) {
             0 => 0..0,
             count => {
-                let start = ((self.displacements[rank] - first) * extent) as usize;
+                let start = ((self.displacement(rank) - first) * self.side.of.extent) as usize;
                 start..start + count * self.side.of.size
             }
-        };
-        let ranges: Vec<Range<usize>> = (0..self.counts.len()).map(range).collect();
-        let length = ranges.iter().map(|range| range.end).max().unwrap_or(0);
-        let start = self.side.buffer.offset(self.side.of.true_lower + first * extent);
-        (start, length, ranges)
+        }
+    }
+
+    /// The ranges of the blocks in the memory from the first to the last; none if all have one length.
+    fn direct_ranges(&self) -> Vec<Range<usize>> {
+        match &self.places {
+            Places::Equal { .. } => Vec::new(),
+            Places::Listed { .. } => {
+                let (.., first) = self.span();
+                (0..self.number()).map(|rank| self.direct_range(rank, first)).collect()
+            }
+        }
     }
 
     /// The blocks one after the other.
     fn packed_ranges(&self) -> Vec<Range<usize>> {
         let mut end = 0;
-        let next = |count: &usize| {
+        let next = |rank: usize| {
             let start = end;
-            end += count * self.side.of.size;
+            end += self.count(rank) * self.side.of.size;
             start..end
         };
-        self.counts.iter().map(next).collect()
+        (0..self.number()).map(next).collect()
     }
 
     /// The ranges of the blocks, and packed bytes if the memory does not serve.
     pub fn to_send(&self) -> (Vec<Range<usize>>, Vec<u8>) {
         if self.is_direct() {
-            return (self.direct().2, Vec::new());
+            return (self.direct_ranges(), Vec::new());
         }
         let ranges = self.packed_ranges();
         let mut packed = vec![0; ranges.last().map_or(0, |range| range.end)];
@@ -111,7 +160,7 @@ impl Blocks {
     /// The ranges of the blocks, and room for their bytes if the memory does not serve.
     pub fn to_receive(&self) -> (Vec<Range<usize>>, Vec<u8>) {
         if self.is_direct() {
-            return (self.direct().2, Vec::new());
+            return (self.direct_ranges(), Vec::new());
         }
         let ranges = self.packed_ranges();
         let room = vec![0; ranges.last().map_or(0, |range| range.end)];
@@ -122,7 +171,7 @@ impl Blocks {
         if !self.is_direct() {
             return kept;
         }
-        let (start, length, _) = self.direct();
+        let (start, length, _) = self.span();
         start.bytes(length)
     }
 
@@ -130,7 +179,7 @@ impl Blocks {
         if !self.is_direct() {
             return kept;
         }
-        let (start, length, _) = self.direct();
+        let (start, length, _) = self.span();
         start.bytes_mut(length)
     }
 

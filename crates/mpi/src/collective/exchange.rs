@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::collective::blocks::{Blocks, Number};
-use crate::collective::{Kept, Side, collectives, inter, launch, plan};
+use crate::collective::{Kept, Mode, Side, collectives, inter, plan, run};
 use crate::communicator::{self, CommObject};
 use crate::error::{Error, Result, class};
 use crate::handle::{Comm, Count, Datatype};
@@ -55,12 +55,12 @@ impl Pieces {
 }
 
 /// Exchanges pieces, which are packed before and unpacked after. `sent` is `None` in place.
-pub fn exchange_pieces(sent: Option<Pieces>, received: Pieces, comm: Comm) -> Result<Active> {
-    exchange_among(communicator::get_intra(comm)?, sent, received)
+pub fn exchange_pieces(sent: Option<Pieces>, received: Pieces, comm: Comm, mode: Mode) -> Result<Active> {
+    exchange_among(communicator::get_intra(comm)?, sent, received, mode)
 }
 
 /// As [`exchange_pieces`]; the ranks are those of [`CommObject::merged`].
-pub fn exchange_among(comm: Arc<CommObject>, sent: Option<Pieces>, received: Pieces) -> Result<Active> {
+pub fn exchange_among(comm: Arc<CommObject>, sent: Option<Pieces>, received: Pieces, mode: Mode) -> Result<Active> {
     let size = comm.merged()?.size() as usize;
     let from = sent.as_ref().unwrap_or(&received);
     let (places, sent) = from.layout(size)?;
@@ -76,7 +76,8 @@ pub fn exchange_among(comm: Arc<CommObject>, sent: Option<Pieces>, received: Pie
         received: blocks,
         ..Kept::default()
     };
-    launch(
+    run(
+        mode,
         comm,
         kept,
         |scope, kept| scope.ialltoallv(&kept.send, &kept.sent, &mut kept.receive, &kept.received),
@@ -89,7 +90,8 @@ pub fn exchange_among(comm: Arc<CommObject>, sent: Option<Pieces>, received: Pie
     )
 }
 
-fn exchange(sent: Option<Blocks>, received: Blocks, comm: Comm) -> Result<Active> {
+/// `is_equal` says whether all blocks of all ranks have one length.
+fn exchange(is_equal: bool, sent: Option<Blocks>, received: Blocks, comm: Comm, mode: Mode) -> Result<Active> {
     let object = communicator::get(comm)?;
     if object.is_inter() {
         let ranked = |blocks: Blocks| blocks.all().into_iter().enumerate();
@@ -97,18 +99,22 @@ fn exchange(sent: Option<Blocks>, received: Blocks, comm: Comm) -> Result<Active
         return inter::exchange(object, ranked(sent), ranked(received));
     }
     let Some(sent) = sent else {
-        return exchange_pieces(None, Pieces::each(received.all()), comm);
+        return exchange_pieces(None, Pieces::each(received.all()), comm, mode);
     };
     let mut kept = Kept::default();
     (kept.sent, kept.send) = sent.to_send();
     (kept.received, kept.receive) = received.to_receive();
     let target = received.clone();
-    launch(
+    run(
+        mode,
         object,
         kept,
         move |scope, kept| {
             let (from, into) = (sent.source(&kept.send), target.target(&mut kept.receive));
-            scope.ialltoallv(from, &kept.sent, into, &kept.received)
+            match is_equal {
+                true => scope.ialltoall(from, into),
+                false => scope.ialltoallv(from, &kept.sent, into, &kept.received),
+            }
         },
         move |kept| {
             received.unpack(&kept.receive);
@@ -145,7 +151,7 @@ collectives! {
             true => None,
             false => Some(Blocks::equal(&object, buffer, count as Count, datatype)?),
         };
-        plan(move || exchange(sent.clone(), received.clone(), comm))
+        plan(move |mode| exchange(true, sent.clone(), received.clone(), comm, mode))
     }
 
     fn MPI_Alltoallv MPI_Alltoallv_c MPI_Ialltoallv MPI_Ialltoallv_c MPI_Alltoallv_init MPI_Alltoallv_init_c (
@@ -158,7 +164,7 @@ collectives! {
             true => None,
             false => Some(Blocks::of(&object, buffer, counts, places, datatype)?),
         };
-        plan(move || exchange(sent.clone(), received.clone(), comm))
+        plan(move |mode| exchange(false, sent.clone(), received.clone(), comm, mode))
     }
 
     fn MPI_Alltoallw MPI_Alltoallw_c MPI_Ialltoallw MPI_Ialltoallw_c MPI_Alltoallw_init MPI_Alltoallw_init_c (
@@ -172,11 +178,15 @@ collectives! {
             true => None,
             false => Some(sides(size, buffer, counts, places, types)?),
         };
-        if object.is_inter() {
-            let sent = sent.ok_or_else(in_place)?;
-            let ranked = |sides: &[Side]| sides.iter().cloned().enumerate().collect::<Vec<_>>();
-            return plan(move || inter::exchange(object.clone(), ranked(&sent), ranked(&received)));
+        if object.is_inter() && sent.is_none() {
+            return Err(in_place());
         }
-        plan(move || exchange_pieces(sent.clone().map(Pieces::each), Pieces::each(received.clone()), comm))
+        plan(move |mode| match &sent {
+            Some(sent) if object.is_inter() => {
+                let ranked = |sides: &[Side]| sides.iter().cloned().enumerate().collect::<Vec<_>>();
+                inter::exchange(object.clone(), ranked(sent), ranked(&received))
+            }
+            sent => exchange_pieces(sent.clone().map(Pieces::each), Pieces::each(received.clone()), comm, mode),
+        })
     }
 }

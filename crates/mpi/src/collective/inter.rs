@@ -11,7 +11,7 @@ use dayfly_comm::{Datatype as Element, Operation};
 
 use crate::collective::blocks::Blocks;
 use crate::collective::exchange::{Pieces, exchange_among};
-use crate::collective::{Kept, Side, launch};
+use crate::collective::{Kept, Mode, Side, launch};
 use crate::communicator::CommObject;
 use crate::error::{Error, Result, class};
 use crate::handle::{PROC_NULL, ROOT};
@@ -56,7 +56,7 @@ pub fn exchange(
     received: impl IntoIterator<Item = (usize, Side)>,
 ) -> Result<Active> {
     let (sent, received) = (pieces(&comm, sent)?, pieces(&comm, received)?);
-    exchange_among(comm, Some(sent), received)
+    exchange_among(comm, Some(sent), received, Mode::GoesOn)
 }
 
 pub fn bcast(comm: Arc<CommObject>, side: Side, root: c_int) -> Result<Active> {

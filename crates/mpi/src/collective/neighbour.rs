@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use crate::collective::blocks::Number;
 use crate::collective::exchange::{Pieces, exchange_pieces, sides};
-use crate::collective::{Side, collectives, plan};
+use crate::collective::{Mode, Side, collectives, plan};
 use crate::communicator;
 use crate::error::Result;
 use crate::handle::{Aint, Comm, Count, Datatype, PROC_NULL};
@@ -19,14 +19,14 @@ fn degrees(comm: Comm) -> Result<(usize, usize)> {
 }
 
 /// Exchanges one piece with each neighbour. Several edges between two ranks keep their order.
-fn exchange(sent: Vec<Side>, received: Vec<Side>, comm: Comm) -> Result<Active> {
+fn exchange(sent: Vec<Side>, received: Vec<Side>, comm: Comm, mode: Mode) -> Result<Active> {
     let (sources, targets) = neighbours(&*communicator::get_intra(comm)?)?;
     let pieces = |sides: Vec<Side>, ranks: Vec<c_int>| {
         let real = sides.into_iter().zip(ranks).filter(|(_, rank)| *rank != PROC_NULL);
         let (all, ranks) = real.map(|(side, rank)| (side, rank as usize)).unzip();
         Pieces { all, ranks }
     };
-    exchange_pieces(Some(pieces(sent, targets)), pieces(received, sources), comm)
+    exchange_pieces(Some(pieces(sent, targets)), pieces(received, sources), comm, mode)
 }
 
 /// Equal pieces in a row.
@@ -60,7 +60,7 @@ collectives! {
         let (ins, outs) = degrees(comm)?;
         let own = Side::new(buffer, count as Count, datatype)?;
         let (sent, received) = (vec![own; outs], row(into, room as Count, of, ins)?);
-        plan(move || exchange(sent.clone(), received.clone(), comm))
+        plan(move |mode| exchange(sent.clone(), received.clone(), comm, mode))
     }
 
     fn MPI_Neighbor_allgatherv MPI_Neighbor_allgatherv_c MPI_Ineighbor_allgatherv MPI_Ineighbor_allgatherv_c
@@ -71,7 +71,7 @@ collectives! {
         let (ins, outs) = degrees(comm)?;
         let own = Side::new(buffer, count as Count, datatype)?;
         let (sent, received) = (vec![own; outs], scattered(into, counts, places, of, ins)?);
-        plan(move || exchange(sent.clone(), received.clone(), comm))
+        plan(move |mode| exchange(sent.clone(), received.clone(), comm, mode))
     }
 
     fn MPI_Neighbor_alltoall MPI_Neighbor_alltoall_c MPI_Ineighbor_alltoall MPI_Ineighbor_alltoall_c
@@ -80,7 +80,7 @@ collectives! {
     ) [comm] {
         let (ins, outs) = degrees(comm)?;
         let (sent, received) = (row(buffer, count as Count, datatype, outs)?, row(into, room as Count, of, ins)?);
-        plan(move || exchange(sent.clone(), received.clone(), comm))
+        plan(move |mode| exchange(sent.clone(), received.clone(), comm, mode))
     }
 
     fn MPI_Neighbor_alltoallv MPI_Neighbor_alltoallv_c MPI_Ineighbor_alltoallv MPI_Ineighbor_alltoallv_c
@@ -91,7 +91,7 @@ collectives! {
         let (ins, outs) = degrees(comm)?;
         let sent = scattered(buffer, counts, places, datatype, outs)?;
         let (sent, received) = (sent, scattered(into, rooms, into_places, of, ins)?);
-        plan(move || exchange(sent.clone(), received.clone(), comm))
+        plan(move |mode| exchange(sent.clone(), received.clone(), comm, mode))
     }
 
     fn MPI_Neighbor_alltoallw MPI_Neighbor_alltoallw_c MPI_Ineighbor_alltoallw MPI_Ineighbor_alltoallw_c
@@ -101,6 +101,6 @@ collectives! {
     ) [comm] {
         let (ins, outs) = degrees(comm)?;
         let (sent, received) = (sides(outs, buffer, counts, places, types)?, sides(ins, into, rooms, into_places, of)?);
-        plan(move || exchange(sent.clone(), received.clone(), comm))
+        plan(move |mode| exchange(sent.clone(), received.clone(), comm, mode))
     }
 }

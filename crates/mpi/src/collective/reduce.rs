@@ -3,12 +3,11 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use dayfly_comm::{Datatype as Element, Operation, Request as ScopeRequest, Scope};
-use dayfly_protocol::error::Failure;
+use dayfly_comm::{Datatype as Element, Operation};
 
 use crate::collective::exchange::in_place;
 use crate::collective::inter::{self, Part, Values};
-use crate::collective::{Kept, Side, collectives, is_root, launch, plan};
+use crate::collective::{Kept, Mode, Side, collectives, is_root, plan, run};
 use crate::communicator::{self, CommObject};
 use crate::datatype::count_of;
 use crate::error::{Error, Result, class};
@@ -75,18 +74,41 @@ fn operation(kept: &'static Option<Operation>) -> &'static Operation {
     kept.as_ref().unwrap_or(&Operation::Sum)
 }
 
-/// Starts a reduction within a buffer; where it has a result, that is written after.
-fn within(
-    comm: Comm,
-    (terms, by): (Terms, Operation),
-    has_result: bool,
-    begin: impl FnOnce(
-        &Scope<'static>,
-        &'static mut [u8],
-        Element,
-        &'static Operation,
-    ) -> std::result::Result<ScopeRequest, Failure>,
-) -> Result<Active> {
+/// Reduces to a root.
+fn reduce((terms, by): (Terms, Operation), root: c_int, comm: Arc<CommObject>, mode: Mode) -> Result<Active> {
+    let is_root = is_root(&comm, root)?;
+    // The engine works in the program's memory, if it may.
+    let (length, copies) = (terms.length()?, terms.in_place || !terms.is_direct);
+    let has_room = !is_root || terms.is_direct;
+    let kept = Kept {
+        send: if copies { terms.copy()? } else { Vec::new() },
+        receive: if has_room { Vec::new() } else { vec![0; length] },
+        operation: Some(by),
+        ..Kept::default()
+    };
+    let (from, into, element) = (terms.from.buffer, terms.into, terms.element);
+    run(
+        mode,
+        comm,
+        kept,
+        move |scope, kept| {
+            let own = if copies { &kept.send[..] } else { from.bytes(length) };
+            let result = match is_root && has_room {
+                true => into.bytes_mut(length),
+                false => &mut kept.receive[..],
+            };
+            scope.ireduce_from(own, result, element, operation(&kept.operation), root as u32)
+        },
+        move |kept| {
+            if !has_room {
+                terms.put(&kept.receive, terms.from.count);
+            }
+            Ok(())
+        },
+    )
+}
+
+fn scan((terms, by): (Terms, Operation), comm: Comm, mode: Mode) -> Result<Active> {
     let comm = communicator::get_intra(comm)?;
     let kept = Kept {
         receive: terms.copy()?,
@@ -94,14 +116,13 @@ fn within(
         ..Kept::default()
     };
     let element = terms.element;
-    launch(
+    run(
+        mode,
         comm,
         kept,
-        move |scope, kept| begin(scope, &mut kept.receive, element, operation(&kept.operation)),
+        move |scope, kept| scope.iscan(&mut kept.receive, element, operation(&kept.operation)),
         move |kept| {
-            if has_result {
-                terms.put(&kept.receive, terms.from.count);
-            }
+            terms.put(&kept.receive, terms.from.count);
             Ok(())
         },
     )
@@ -162,7 +183,7 @@ fn reduce_scatter_between((terms, by): (Terms, Operation), counts: &[usize], com
     })
 }
 
-fn allreduce((terms, by): (Terms, Operation), comm: Comm) -> Result<Active> {
+fn allreduce((terms, by): (Terms, Operation), comm: Comm, mode: Mode) -> Result<Active> {
     let comm = communicator::get(comm)?;
     if comm.is_inter() {
         return allreduce_between((terms, by), comm);
@@ -177,7 +198,8 @@ fn allreduce((terms, by): (Terms, Operation), comm: Comm) -> Result<Active> {
         ..Kept::default()
     };
     let (from, into, is_direct, element) = (terms.from.buffer, terms.into, terms.is_direct, terms.element);
-    launch(
+    run(
+        mode,
         comm,
         kept,
         move |scope, kept| {
@@ -198,7 +220,7 @@ fn allreduce((terms, by): (Terms, Operation), comm: Comm) -> Result<Active> {
     )
 }
 
-fn exscan((terms, by): (Terms, Operation), comm: Comm) -> Result<Active> {
+fn exscan((terms, by): (Terms, Operation), comm: Comm, mode: Mode) -> Result<Active> {
     let comm = communicator::get_intra(comm)?;
     let kept = Kept {
         send: terms.copy()?,
@@ -208,7 +230,8 @@ fn exscan((terms, by): (Terms, Operation), comm: Comm) -> Result<Active> {
     };
     // The first rank has no result.
     let (has_result, element) = (comm.rank() > 0, terms.element);
-    launch(
+    run(
+        mode,
         comm,
         kept,
         move |scope, kept| scope.iexscan(&kept.send, &mut kept.receive, element, operation(&kept.operation)),
@@ -221,29 +244,38 @@ fn exscan((terms, by): (Terms, Operation), comm: Comm) -> Result<Active> {
     )
 }
 
-fn reduce_scatter((terms, by): (Terms, Operation), counts: &[usize], comm: Comm) -> Result<Active> {
+fn reduce_scatter((terms, by): (Terms, Operation), counts: &[usize], comm: Comm, mode: Mode) -> Result<Active> {
     let object = communicator::get(comm)?;
     let own = counts[object.rank() as usize];
     if object.is_inter() {
         return reduce_scatter_between((terms, by), counts, object);
     }
+    let (all, length) = (terms.length()?, own * terms.bytes);
+    let (copies, is_direct) = (terms.in_place || !terms.is_direct, terms.is_direct);
     let kept = Kept {
-        send: terms.copy()?,
-        receive: vec![0; own * terms.bytes],
+        send: if copies { terms.copy()? } else { Vec::new() },
+        receive: if is_direct { Vec::new() } else { vec![0; length] },
         counts: counts.iter().map(|count| count * terms.bytes).collect(),
         operation: Some(by),
         ..Kept::default()
     };
-    let element = terms.element;
-    launch(
+    let (from, into, element) = (terms.from.buffer, terms.into, terms.element);
+    run(
+        mode,
         object,
         kept,
         move |scope, kept| {
-            let by = operation(&kept.operation);
-            scope.ireduce_scatter(&kept.send, &mut kept.receive, &kept.counts, element, by)
+            let values = if copies { &kept.send[..] } else { from.bytes(all) };
+            let result = match is_direct {
+                true => into.bytes_mut(length),
+                false => &mut kept.receive[..],
+            };
+            scope.ireduce_scatter(values, result, &kept.counts, element, operation(&kept.operation))
         },
         move |kept| {
-            terms.put(&kept.receive, own);
+            if !is_direct {
+                terms.put(&kept.receive, own);
+            }
             Ok(())
         },
     )
@@ -258,7 +290,7 @@ collectives! {
         from: Buffer, into: Buffer, count: N, datatype: Datatype, op: Op, comm: Comm
     ) [comm] {
         let terms = Terms::new(from, into, count as Count, datatype, op)?;
-        plan(move || allreduce(terms.clone(), comm))
+        plan(move |mode| allreduce(terms.clone(), comm, mode))
     }
 
     fn MPI_Reduce MPI_Reduce_c MPI_Ireduce MPI_Ireduce_c MPI_Reduce_init MPI_Reduce_init_c (
@@ -266,19 +298,19 @@ collectives! {
     ) [comm] {
         let object = communicator::get(comm)?;
         // Where a rank has no part, its arguments mean nothing.
-        if object.is_inter() && root == PROC_NULL {
-            return plan(move || inter::exchange(object.clone(), [], []));
-        }
+        let has_part = !object.is_inter() || root != PROC_NULL;
         let from = if object.is_inter() && root == ROOT { into } else { from };
-        let terms = Terms::new(from, into, count as Count, datatype, op)?;
-        if object.is_inter() {
-            return plan(move || reduce_between(terms.clone(), object.clone(), root));
+        let terms = match has_part {
+            true => Some(Terms::new(from, into, count as Count, datatype, op)?),
+            false => None,
+        };
+        if !object.is_inter() {
+            is_root(&object, root)?;
         }
-        let is_root = is_root(&object, root)?;
-        plan(move || {
-            within(comm, terms.clone(), is_root, move |scope, buffer, element, by| {
-                scope.ireduce(buffer, element, by, root as u32)
-            })
+        plan(move |mode| match terms.clone() {
+            None => inter::exchange(object.clone(), [], []),
+            Some(terms) if object.is_inter() => reduce_between(terms, object.clone(), root),
+            Some(terms) => reduce(terms, root, object.clone(), mode),
         })
     }
 
@@ -286,14 +318,14 @@ collectives! {
         from: Buffer, into: Buffer, count: N, datatype: Datatype, op: Op, comm: Comm
     ) [comm] {
         let terms = Terms::new(from, into, count as Count, datatype, op)?;
-        plan(move || within(comm, terms.clone(), true, |scope, buffer, element, by| scope.iscan(buffer, element, by)))
+        plan(move |mode| scan(terms.clone(), comm, mode))
     }
 
     fn MPI_Exscan MPI_Exscan_c MPI_Iexscan MPI_Iexscan_c MPI_Exscan_init MPI_Exscan_init_c (
         from: Buffer, into: Buffer, count: N, datatype: Datatype, op: Op, comm: Comm
     ) [comm] {
         let terms = Terms::new(from, into, count as Count, datatype, op)?;
-        plan(move || exscan(terms.clone(), comm))
+        plan(move |mode| exscan(terms.clone(), comm, mode))
     }
 
     fn MPI_Reduce_scatter MPI_Reduce_scatter_c MPI_Ireduce_scatter MPI_Ireduce_scatter_c
@@ -304,7 +336,7 @@ collectives! {
             counts.slice(size(comm)?)?.iter().map(|count| count_of(*count as Count)).collect();
         let counts = counts?;
         let terms = Terms::new(from, into, counts.iter().sum::<usize>() as Count, datatype, op)?;
-        plan(move || reduce_scatter(terms.clone(), &counts, comm))
+        plan(move |mode| reduce_scatter(terms.clone(), &counts, comm, mode))
     }
 
     fn MPI_Reduce_scatter_block MPI_Reduce_scatter_block_c MPI_Ireduce_scatter_block MPI_Ireduce_scatter_block_c
@@ -313,6 +345,6 @@ collectives! {
     ) [comm] {
         let counts = vec![count_of(count as Count)?; size(comm)?];
         let terms = Terms::new(from, into, counts.iter().sum::<usize>() as Count, datatype, op)?;
-        plan(move || reduce_scatter(terms.clone(), &counts, comm))
+        plan(move |mode| reduce_scatter(terms.clone(), &counts, comm, mode))
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::collective::blocks::Blocks;
 use crate::collective::exchange::in_place;
-use crate::collective::{Kept, Side, collectives, inter, is_root, launch, nothing, plan};
+use crate::collective::{Kept, Mode, Side, collectives, inter, is_root, nothing, plan, run};
 use crate::communicator::{self, CommObject};
 use crate::error::Result;
 use crate::face::mpi;
@@ -14,12 +14,12 @@ use crate::info;
 use crate::pointer::{Buffer, In, Out};
 use crate::request::{self, Active};
 
-/// Starts a barrier.
-pub fn barrier(comm: Arc<CommObject>) -> Result<Active> {
-    launch(comm, Kept::default(), |scope, _| scope.ibarrier(), nothing)
+/// Runs or starts a barrier.
+pub fn barrier(mode: Mode, comm: Arc<CommObject>) -> Result<Active> {
+    run(mode, comm, Kept::default(), |scope, _| scope.ibarrier(), nothing)
 }
 
-fn bcast(side: Side, root: c_int, comm: Comm) -> Result<Active> {
+fn bcast(side: Side, root: c_int, comm: Comm, mode: Mode) -> Result<Active> {
     let comm = communicator::get(comm)?;
     if comm.is_inter() {
         return inter::bcast(comm, side, root);
@@ -30,7 +30,8 @@ fn bcast(side: Side, root: c_int, comm: Comm) -> Result<Active> {
         ..Kept::default()
     };
     let target = side.clone();
-    launch(
+    run(
+        mode,
         comm,
         kept,
         move |scope, kept| scope.ibcast(target.target(&mut kept.receive), root as u32),
@@ -43,8 +44,22 @@ fn bcast(side: Side, root: c_int, comm: Comm) -> Result<Active> {
     )
 }
 
+/// Whether all blocks of a collective have one length.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lengths {
+    Equal,
+    Any,
+}
+
 /// Gathers to a root; `all` is used there only. `own` is `None` in place.
-fn gather(own: Option<Side>, all: Option<Blocks>, root: c_int, comm: Comm) -> Result<Active> {
+fn gather(
+    lengths: Lengths,
+    own: Option<Side>,
+    all: Option<Blocks>,
+    root: c_int,
+    comm: Comm,
+    mode: Mode,
+) -> Result<Active> {
     let comm = communicator::get(comm)?;
     if comm.is_inter() {
         return inter::gather(comm, own, all, root);
@@ -60,7 +75,8 @@ fn gather(own: Option<Side>, all: Option<Blocks>, root: c_int, comm: Comm) -> Re
         (kept.received, kept.receive) = all.to_receive();
     }
     let target = all.clone();
-    launch(
+    run(
+        mode,
         comm,
         kept,
         move |scope, kept| {
@@ -72,7 +88,10 @@ fn gather(own: Option<Side>, all: Option<Blocks>, root: c_int, comm: Comm) -> Re
                 Some(all) => all.target(&mut kept.receive),
                 None => &mut [],
             };
-            scope.igatherv(source, into, &kept.received, root as u32)
+            match lengths {
+                Lengths::Equal => scope.igather(source, into, root as u32),
+                Lengths::Any => scope.igatherv(source, into, &kept.received, root as u32),
+            }
         },
         move |kept| {
             if let Some(all) = all {
@@ -84,7 +103,14 @@ fn gather(own: Option<Side>, all: Option<Blocks>, root: c_int, comm: Comm) -> Re
 }
 
 /// Scatters from a root; `all` is used there only. `own` is `None` in place.
-fn scatter(all: Option<Blocks>, own: Option<Side>, root: c_int, comm: Comm) -> Result<Active> {
+fn scatter(
+    lengths: Lengths,
+    all: Option<Blocks>,
+    own: Option<Side>,
+    root: c_int,
+    comm: Comm,
+    mode: Mode,
+) -> Result<Active> {
     let comm = communicator::get(comm)?;
     if comm.is_inter() {
         return inter::scatter(comm, all, own, root);
@@ -100,7 +126,8 @@ fn scatter(all: Option<Blocks>, own: Option<Side>, root: c_int, comm: Comm) -> R
         (None, None) => {}
     }
     let target = own.clone();
-    launch(
+    run(
+        mode,
         comm,
         kept,
         move |scope, kept| {
@@ -112,7 +139,10 @@ fn scatter(all: Option<Blocks>, own: Option<Side>, root: c_int, comm: Comm) -> R
                 Some(own) => own.target(&mut kept.receive),
                 None => &mut kept.receive[..],
             };
-            scope.iscatterv(source, &kept.sent, into, root as u32)
+            match lengths {
+                Lengths::Equal => scope.iscatter(source, into, root as u32),
+                Lengths::Any => scope.iscatterv(source, &kept.sent, into, root as u32),
+            }
         },
         move |kept| {
             if let Some(own) = own {
@@ -124,7 +154,7 @@ fn scatter(all: Option<Blocks>, own: Option<Side>, root: c_int, comm: Comm) -> R
 }
 
 /// Gathers to all ranks. `own` is `None` in place.
-fn allgather(own: Option<Side>, all: Blocks, comm: Comm) -> Result<Active> {
+fn allgather(lengths: Lengths, own: Option<Side>, all: Blocks, comm: Comm, mode: Mode) -> Result<Active> {
     let comm = communicator::get(comm)?;
     if comm.is_inter() {
         return inter::allgather(comm, own.ok_or_else(in_place)?, all);
@@ -141,7 +171,8 @@ fn allgather(own: Option<Side>, all: Blocks, comm: Comm) -> Result<Active> {
         ..Kept::default()
     };
     let target = all.clone();
-    launch(
+    run(
+        mode,
         comm,
         kept,
         move |scope, kept| {
@@ -149,7 +180,11 @@ fn allgather(own: Option<Side>, all: Blocks, comm: Comm) -> Result<Active> {
                 Some(own) => own.source(&kept.send),
                 None => &kept.send[..],
             };
-            scope.iallgatherv(source, target.target(&mut kept.receive), &kept.received)
+            let into = target.target(&mut kept.receive);
+            match lengths {
+                Lengths::Equal => scope.iallgather(source, into),
+                Lengths::Any => scope.iallgatherv(source, into, &kept.received),
+            }
         },
         move |kept| {
             all.unpack(&kept.receive);
@@ -184,7 +219,7 @@ collectives! {
         buffer: Buffer, count: N, datatype: Datatype, root: c_int, comm: Comm
     ) [comm] {
         let side = Side::new(buffer, count as Count, datatype)?;
-        plan(move || bcast(side.clone(), root, comm))
+        plan(move |mode| bcast(side.clone(), root, comm, mode))
     }
 
     fn MPI_Gather MPI_Gather_c MPI_Igather MPI_Igather_c MPI_Gather_init MPI_Gather_init_c (
@@ -192,7 +227,7 @@ collectives! {
     ) [comm] {
         let all = at_root(root, comm, |object| Blocks::equal(object, into, room as Count, of))?;
         let own = side(buffer, count as Count, datatype)?;
-        plan(move || gather(own.clone(), all.clone(), root, comm))
+        plan(move |mode| gather(Lengths::Equal, own.clone(), all.clone(), root, comm, mode))
     }
 
     fn MPI_Gatherv MPI_Gatherv_c MPI_Igatherv MPI_Igatherv_c MPI_Gatherv_init MPI_Gatherv_init_c (
@@ -201,7 +236,7 @@ collectives! {
     ) [comm] {
         let all = at_root(root, comm, |object| Blocks::of(object, into, counts, places, of))?;
         let own = side(buffer, count as Count, datatype)?;
-        plan(move || gather(own.clone(), all.clone(), root, comm))
+        plan(move |mode| gather(Lengths::Any, own.clone(), all.clone(), root, comm, mode))
     }
 
     fn MPI_Scatter MPI_Scatter_c MPI_Iscatter MPI_Iscatter_c MPI_Scatter_init MPI_Scatter_init_c (
@@ -209,7 +244,7 @@ collectives! {
     ) [comm] {
         let all = at_root(root, comm, |object| Blocks::equal(object, buffer, count as Count, datatype))?;
         let own = side(into, room as Count, of)?;
-        plan(move || scatter(all.clone(), own.clone(), root, comm))
+        plan(move |mode| scatter(Lengths::Equal, all.clone(), own.clone(), root, comm, mode))
     }
 
     fn MPI_Scatterv MPI_Scatterv_c MPI_Iscatterv MPI_Iscatterv_c MPI_Scatterv_init MPI_Scatterv_init_c (
@@ -218,7 +253,7 @@ collectives! {
     ) [comm] {
         let all = at_root(root, comm, |object| Blocks::of(object, buffer, counts, places, datatype))?;
         let own = side(into, room as Count, of)?;
-        plan(move || scatter(all.clone(), own.clone(), root, comm))
+        plan(move |mode| scatter(Lengths::Any, all.clone(), own.clone(), root, comm, mode))
     }
 
     fn MPI_Allgather MPI_Allgather_c MPI_Iallgather MPI_Iallgather_c MPI_Allgather_init MPI_Allgather_init_c (
@@ -226,7 +261,7 @@ collectives! {
     ) [comm] {
         let all = Blocks::equal(&*communicator::get(comm)?, into, room as Count, of)?;
         let own = side(buffer, count as Count, datatype)?;
-        plan(move || allgather(own.clone(), all.clone(), comm))
+        plan(move |mode| allgather(Lengths::Equal, own.clone(), all.clone(), comm, mode))
     }
 
     fn MPI_Allgatherv MPI_Allgatherv_c MPI_Iallgatherv MPI_Iallgatherv_c MPI_Allgatherv_init MPI_Allgatherv_init_c (
@@ -235,24 +270,24 @@ collectives! {
     ) [comm] {
         let all = Blocks::of(&*communicator::get(comm)?, into, counts, places, of)?;
         let own = side(buffer, count as Count, datatype)?;
-        plan(move || allgather(own.clone(), all.clone(), comm))
+        plan(move |mode| allgather(Lengths::Any, own.clone(), all.clone(), comm, mode))
     }
 }
 
 mpi! {
     fn MPI_Barrier (comm: Comm) [comm] {
-        request::finish(barrier(communicator::get(comm)?)?, "MPI_Barrier").map(|_| ())
+        request::finish(barrier(Mode::Waits, communicator::get(comm)?)?, "MPI_Barrier").map(|_| ())
     }
 
     fn MPI_Ibarrier (comm: Comm, request: Out<Request>) [comm] {
-        request.check()?.set(request::make(barrier(communicator::get(comm)?)?));
+        request.check()?.set(request::make(barrier(Mode::GoesOn, communicator::get(comm)?)?));
         Ok(())
     }
 
     fn MPI_Barrier_init (comm: Comm, info: Info, request: Out<Request>) [comm] {
         info::optional(info)?;
         communicator::get(comm)?;
-        request.check()?.set(request::make_persistent(Box::new(move || barrier(communicator::get(comm)?))));
+        request.check()?.set(request::make_persistent(Box::new(move || barrier(Mode::GoesOn, communicator::get(comm)?))));
         Ok(())
     }
 }

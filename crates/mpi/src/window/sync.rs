@@ -4,6 +4,7 @@ use std::ffi::c_int;
 
 use super::wire::{Kind, Request};
 use super::{Waiting, WindowObject, get};
+use crate::collective::Mode;
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::group;
@@ -91,7 +92,7 @@ impl WindowObject {
 
     /// A barrier during which the window is served.
     pub(super) fn barrier(&self) -> Result<()> {
-        let active = crate::collective::barrier(self.comm.clone())?;
+        let active = crate::collective::barrier(Mode::Waits, self.comm.clone())?;
         crate::request::finish(active, "MPI_Win_fence").map(|_| ())
     }
 

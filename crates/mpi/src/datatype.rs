@@ -4,6 +4,7 @@
 //! long it is. What a message needs is computed once: the runs of bytes in the order of the type map.
 
 pub mod construct;
+mod copies;
 mod darray;
 mod describe;
 mod elements;
@@ -19,6 +20,7 @@ use crate::error::{Error, Result, class};
 use crate::handle::{Aint, Count, Datatype, Table};
 use crate::interface::combiner::{DUP, NAMED};
 use crate::pointer::Buffer;
+use copies::Way;
 pub use predefined::Kind;
 use predefined::{INT, MAX_PREDEFINED, PAIRS, PREDEFINED, handle_in_face, place_of};
 
@@ -370,11 +372,25 @@ impl TypeObject {
         }
     }
 
+    /// Copies all elements between memory and packed bytes.
+    fn copy_all(&self, way: Way, buffer: Buffer, count: usize, mut packed: *mut u8) {
+        for element in 0..count as isize {
+            let element = buffer.offset(element * self.extent).start();
+            // SAFETY: the caller of MPI lends the elements, and the packed bytes are as many as theirs. Packed bytes that
+            // are unpacked are only read.
+            packed = unsafe { self.copy_element(way, element, packed) };
+        }
+    }
+
     /// Copies `count` elements from memory to `packed`, which has room for them.
     pub fn pack(&self, buffer: Buffer, count: usize, packed: &mut [u8]) {
         if self.dense {
             let length = packed.len().min(self.size * count);
             packed[..length].copy_from_slice(buffer.offset(self.true_lower).bytes(length));
+            return;
+        }
+        if packed.len() == self.size * count {
+            self.copy_all(Way::Pack, buffer, count, packed.as_mut_ptr());
             return;
         }
         let mut rest = packed;
@@ -396,6 +412,10 @@ impl TypeObject {
                 .bytes_mut(length)
                 .copy_from_slice(&packed[..length]);
             return length;
+        }
+        if packed.len() == self.size * count {
+            self.copy_all(Way::Unpack, buffer, count, packed.as_ptr().cast_mut());
+            return packed.len();
         }
         let mut rest = packed;
         self.visit_all(count, |start, length| {

@@ -7,7 +7,7 @@
 //! - [`handle`], [`pointer`], [`status`] and [`error`] are the types of the interface.
 //! - [`state`] is initialisation: the world is the group of the invitation in the environment, or this process alone.
 //! - [`communicator`], [`comm_create`], [`group`], [`attribute`], [`info`], [`errhandler`], [`topology`].
-//! - [`datatype`] and [`pack`]: where elements lie in memory.
+//! - [`datatype`] and [`pack`]: where elements lie in memory; [`room`] is for packed ones.
 //! - [`request`] drives operations; [`point`], [`probe`], [`buffers`] and [`partitioned`] are messages, [`collective`] and
 //!   [`op`] the rest.
 //! - [`file`] is input and output.
@@ -49,6 +49,7 @@ mod pointer;
 mod probe;
 mod realm;
 mod request;
+mod room;
 mod session;
 mod state;
 mod status;

@@ -11,6 +11,7 @@ use crate::face::mpi;
 use crate::handle::{Comm, Count, Datatype, Request};
 use crate::pointer::{Buffer, Out};
 use crate::request::{self, Active, finish, make, make_persistent};
+use crate::room::Room;
 use crate::status::{Completion, StatusOut};
 
 /// When a send is complete.
@@ -59,11 +60,14 @@ pub fn send(data: Data, to: c_int, tag: c_int, comm: Comm, mode: Mode) -> Result
     };
     let length = of.bytes(count)?;
     let copies = !of.dense || matches!(mode, Mode::Buffered | Mode::Copied);
-    let packed = copies.then(|| {
-        let mut packed = vec![0; length];
-        of.pack(data.buffer, count, &mut packed);
-        packed
-    });
+    let packed = match copies {
+        true => {
+            let mut packed = Room::new(length)?;
+            of.pack(data.buffer, count, &mut packed);
+            Some(packed)
+        }
+        false => None,
+    };
     let start = match &packed {
         Some(packed) => packed.as_ptr(),
         None => data.buffer.offset(of.true_lower).start().cast_const(),
@@ -92,13 +96,13 @@ pub fn send(data: Data, to: c_int, tag: c_int, comm: Comm, mode: Mode) -> Result
 }
 
 /// Where the bytes of a receive arrive: the memory itself, or room to unpack from.
-fn room(data: Data, of: &Arc<TypeObject>, count: usize) -> Result<(*mut u8, usize, Option<Vec<u8>>)> {
+fn room(data: Data, of: &Arc<TypeObject>, count: usize) -> Result<(*mut u8, usize, Option<Room>)> {
     let length = of.bytes(count)?;
     if of.dense {
         let start = data.buffer.offset(of.true_lower).start();
         return Ok((if length == 0 { std::ptr::dangling_mut() } else { start }, length, None));
     }
-    let mut packed = vec![0; length];
+    let mut packed = Room::new(length)?;
     Ok((packed.as_mut_ptr(), length, Some(packed)))
 }
 
@@ -128,7 +132,7 @@ pub fn receive_matched(data: Data, message: dayfly_comm::detached::Matched, comm
 fn received(
     operation: dayfly_comm::detached::Detached,
     comm: Arc<CommObject>,
-    packed: Option<Vec<u8>>,
+    packed: Option<Room>,
     of: Arc<TypeObject>,
     data: Data,
     count: usize,

@@ -24,6 +24,7 @@ use crate::interface::{self, Number};
 use crate::partitioned;
 use crate::pointer::Buffer;
 use crate::realm::{Control, Wheel};
+use crate::room::Room;
 use crate::status::{Completion, Status, no_request};
 use crate::window;
 
@@ -59,7 +60,7 @@ pub struct Message {
     pub comm: Arc<CommObject>,
     pub is_receive: bool,
     /// Its bytes, if the datatype is not dense, or the send is buffered.
-    pub packed: Option<Vec<u8>>,
+    pub packed: Option<Room>,
     /// Where the bytes of a receive are unpacked.
     pub unpack: Option<(Arc<TypeObject>, Buffer, usize)>,
 }

@@ -74,6 +74,15 @@ impl Reduction<'_> {
         Ok(())
     }
 
+    /// `into = own op` the bytes that a rank sends, which arrive in `into`.
+    async fn fold_over(&self, run: &Run<'_>, peer: usize, own: &[u8], into: &mut [u8]) -> Result<(), Failure> {
+        for (own, part) in own.chunks(self.step()).zip(into.chunks_mut(self.step())) {
+            run.receive(peer, part).await?;
+            self.operation.combine(own, part, self.datatype);
+        }
+        Ok(())
+    }
+
     /// The sending side of [`Reduction::fold_from`].
     async fn fold_to(&self, run: &Run<'_>, peer: usize, buffer: &[u8]) -> Result<(), Failure> {
         for part in buffer.chunks(self.step()) {
@@ -101,17 +110,14 @@ pub async fn reduce(
     let mut scratch;
     let mut sum: Option<&mut [u8]> = match own {
         None => Some(&mut *buffer),
-        Some(own) if run.rank == root && top == root => {
-            crate::copy::copy(own, buffer);
-            Some(&mut *buffer)
-        }
+        Some(_) if run.rank == root && top == root => Some(&mut *buffer),
         Some(own) if has_children => {
             scratch = run.scratch(own.len());
-            scratch.copy_from_slice(own);
             Some(&mut scratch)
         }
         Some(_) => None,
     };
+    let mut is_filled = own.is_none();
     let mut mask = 1;
     while mask < run.size {
         if relative & mask != 0 {
@@ -122,9 +128,18 @@ pub async fn reduce(
         if relative + mask < run.size
             && let Some(sum) = sum.as_deref_mut()
         {
-            by.fold_from(&run, absolute(relative + mask), sum).await?;
+            let child = absolute(relative + mask);
+            match own {
+                // The children of a rank come after it, if order matters.
+                Some(own) if !is_filled => by.fold_over(&run, child, own, sum).await?,
+                _ => by.fold_from(&run, child, sum).await?,
+            }
+            is_filled = true;
         }
         mask *= 2;
+    }
+    if !is_filled && let (Some(own), Some(sum)) = (own, sum.as_deref_mut()) {
+        crate::copy::copy(own, sum);
     }
     if top != root && run.rank == top {
         let sent = sum.as_deref().or(own).unwrap_or_default();

@@ -98,7 +98,7 @@ impl Sender {
                     operation,
                     comm: self.comm.clone(),
                     is_receive: false,
-                    packed: Some(bytes),
+                    packed: Some(bytes.into()),
                     unpack: None,
                 }),
             );

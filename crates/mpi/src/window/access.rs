@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dayfly_comm::detached::Turn;
 
 use super::wire::{Kind, Request, Response};
-use super::{Claim, State, WINDOW, Waiting, WindowObject, get, serve};
+use super::{Claim, State, WINDOW, Waiting, WindowObject, get, room_for, serve};
 use crate::datatype::{self, TypeObject, count_of};
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
@@ -234,37 +234,40 @@ fn start_get_accumulate(
 
 fn elements(runs: &[(isize, usize)], start: usize, mut see: impl FnMut(Buffer, usize)) {
     for (offset, length) in runs {
-        see(Buffer::new((start as isize + offset) as *mut _), *length);
+        see(Buffer::new(start.wrapping_add_signed(*offset) as *mut _), *length);
     }
 }
 
 impl WindowObject {
-    /// The address that a request begins at, if all that it concerns lies in the window.
+    /// The address that a request begins at, if each of its runs lies in the window. The request may come from a peer
+    /// that sends anything.
     fn place(&self, state: &State, request: &Request) -> Result<usize> {
-        let (mut low, mut high) = (0isize, 0isize);
-        for (at, (offset, length)) in request.runs.iter().enumerate() {
-            let end = offset.saturating_add(*length as isize);
-            low = if at == 0 { *offset } else { low.min(*offset) };
-            high = if at == 0 { end } else { high.max(end) };
-        }
         let outside = || Error::new(class::RMA_RANGE, "the access lies outside of the window");
-        if self.flavor == DYNAMIC {
-            let start = request.displacement as usize;
-            let (low, high) = (start.wrapping_add_signed(low), start.wrapping_add_signed(high));
-            let found = state.attached.range(..=low).next_back();
-            let fits = low == high || found.is_some_and(|(start, length)| high >= low && high <= start + length);
-            return fits.then_some(start).ok_or_else(outside);
-        }
-        let start = request
-            .displacement
-            .checked_mul(self.memory.unit as i64)
-            .ok_or_else(outside)? as isize;
-        let fits = low == high
-            || (start.checked_add(low).is_some_and(|low| low >= 0)
-                && start
-                    .checked_add(high)
-                    .is_some_and(|high| high <= self.memory.size as isize));
-        fits.then_some(self.memory.base.wrapping_add_signed(start))
+        let is_dynamic = self.flavor == DYNAMIC;
+        let start = match is_dynamic {
+            true => request.displacement,
+            false => {
+                let unit = i64::try_from(self.memory.unit).map_err(|_| outside())?;
+                request.displacement.checked_mul(unit).ok_or_else(outside)?
+            }
+        };
+        let lies_inside = |(offset, length): &(isize, usize)| {
+            // Addresses are unsigned: a run may begin above the middle of them.
+            let first = match is_dynamic {
+                true => (start as usize).checked_add_signed(*offset),
+                false => start
+                    .checked_add(*offset as i64)
+                    .and_then(|first| usize::try_from(first).ok()),
+            };
+            let ends = first.and_then(|first| Some((first, first.checked_add(*length)?)));
+            ends.is_some_and(|(first, end)| match is_dynamic {
+                true => state.is_attached(first, end),
+                false => end <= self.memory.size,
+            })
+        };
+        let fits = request.is_sound() && request.runs.iter().all(|run| run.1 == 0 || lies_inside(run));
+        let base = if is_dynamic { 0 } else { self.memory.base };
+        fits.then_some(base.wrapping_add_signed(start as isize))
             .ok_or_else(outside)
     }
 
@@ -336,11 +339,12 @@ impl WindowObject {
 
 /// Applies an access to memory. Returns the bytes that the other rank gets.
 fn access(request: &Request, start: usize) -> Result<Vec<u8>> {
-    let length = request.length();
     let read = || {
-        let mut old = Vec::with_capacity(length);
+        // Runs may overlap, and so be longer together than the window.
+        let length = request.length().unwrap_or(usize::MAX);
+        let mut old = room_for(length)?;
         elements(&request.runs, start, |place, length| old.extend(place.bytes(length)));
-        old
+        Ok(old)
     };
     let write = |bytes: &[u8]| {
         let mut rest = bytes;
@@ -351,13 +355,13 @@ fn access(request: &Request, start: usize) -> Result<Vec<u8>> {
         });
     };
     match request.kind {
-        Kind::Get => Ok(read()),
+        Kind::Get => read(),
         Kind::Put => {
             write(&request.data);
             Ok(Vec::new())
         }
         Kind::CompareAndSwap => {
-            let old = read();
+            let old = read()?;
             let (compare, new) = request.data.split_at(request.data.len() / 2);
             if old == compare {
                 write(new);
@@ -366,7 +370,7 @@ fn access(request: &Request, start: usize) -> Result<Vec<u8>> {
         }
         _ => {
             let old = if request.kind == Kind::GetAccumulate {
-                read()
+                read()?
             } else {
                 Vec::new()
             };
@@ -376,7 +380,7 @@ fn access(request: &Request, start: usize) -> Result<Vec<u8>> {
                 op => {
                     let handle = Datatype(request.element);
                     let by = reduction(op, handle, &datatype::get(handle)?)?;
-                    let mut new = read();
+                    let mut new = read()?;
                     let length = new.len().min(request.data.len()) / by.bytes.max(1) * by.bytes;
                     by.operation
                         .combine(&request.data[..length], &mut new[..length], by.element);

@@ -9,7 +9,7 @@ use crate::collective::{Kept, Side, collectives, inter, is_root, launch, nothing
 use crate::communicator::{self, CommObject};
 use crate::error::Result;
 use crate::face::mpi;
-use crate::handle::{Comm, Count, Datatype, Info, ROOT, Request};
+use crate::handle::{Comm, Count, Datatype, Info, PROC_NULL, ROOT, Request};
 use crate::info;
 use crate::pointer::{Buffer, In, Out};
 use crate::request::{self, Active};
@@ -166,6 +166,14 @@ fn side(buffer: Buffer, count: Count, datatype: Datatype) -> Result<Option<Side>
     }
 }
 
+/// As [`side`], of what a rank beside the root has: in the root's group of an intercommunicator, it means nothing.
+fn beside_root(root: c_int, comm: Comm, buffer: Buffer, count: Count, datatype: Datatype) -> Result<Option<Side>> {
+    match communicator::get(comm)?.is_inter() && matches!(root, ROOT | PROC_NULL) {
+        true => Ok(None),
+        false => side(buffer, count, datatype),
+    }
+}
+
 /// The blocks that the root alone has.
 fn at_root(root: c_int, comm: Comm, blocks: impl FnOnce(&CommObject) -> Result<Blocks>) -> Result<Option<Blocks>> {
     let object = communicator::get(comm)?;
@@ -183,6 +191,11 @@ collectives! {
     fn MPI_Bcast MPI_Bcast_c MPI_Ibcast MPI_Ibcast_c MPI_Bcast_init MPI_Bcast_init_c (
         buffer: Buffer, count: N, datatype: Datatype, root: c_int, comm: Comm
     ) [comm] {
+        let object = communicator::get(comm)?;
+        // Where a rank has no part, its arguments mean nothing.
+        if object.is_inter() && root == PROC_NULL {
+            return plan(move || inter::exchange(object.clone(), [], []));
+        }
         let side = Side::new(buffer, count as Count, datatype)?;
         plan(move || bcast(side.clone(), root, comm))
     }
@@ -191,7 +204,7 @@ collectives! {
         buffer: Buffer, count: N, datatype: Datatype, into: Buffer, room: N, of: Datatype, root: c_int, comm: Comm
     ) [comm] {
         let all = at_root(root, comm, |object| Blocks::equal(object, into, room as Count, of))?;
-        let own = side(buffer, count as Count, datatype)?;
+        let own = beside_root(root, comm, buffer, count as Count, datatype)?;
         plan(move || gather(own.clone(), all.clone(), root, comm))
     }
 
@@ -200,7 +213,7 @@ collectives! {
         root: c_int, comm: Comm
     ) [comm] {
         let all = at_root(root, comm, |object| Blocks::of(object, into, counts, places, of))?;
-        let own = side(buffer, count as Count, datatype)?;
+        let own = beside_root(root, comm, buffer, count as Count, datatype)?;
         plan(move || gather(own.clone(), all.clone(), root, comm))
     }
 
@@ -208,7 +221,7 @@ collectives! {
         buffer: Buffer, count: N, datatype: Datatype, into: Buffer, room: N, of: Datatype, root: c_int, comm: Comm
     ) [comm] {
         let all = at_root(root, comm, |object| Blocks::equal(object, buffer, count as Count, datatype))?;
-        let own = side(into, room as Count, of)?;
+        let own = beside_root(root, comm, into, room as Count, of)?;
         plan(move || scatter(all.clone(), own.clone(), root, comm))
     }
 
@@ -217,7 +230,7 @@ collectives! {
         root: c_int, comm: Comm
     ) [comm] {
         let all = at_root(root, comm, |object| Blocks::of(object, buffer, counts, places, datatype))?;
-        let own = side(into, room as Count, of)?;
+        let own = beside_root(root, comm, into, room as Count, of)?;
         plan(move || scatter(all.clone(), own.clone(), root, comm))
     }
 

@@ -127,7 +127,12 @@ def test_program_without_invitation_is_alone() -> None:
 def test_clock_resolves_its_tick() -> None:
     code = "import math; from mpi4py import MPI; print(math.ulp(MPI.Wtime()) <= MPI.Wtick())"
     done = subprocess.run(
-        [sys.executable, "-c", code], check=False, env=environment({}) | {"DAYFLY_GROUP": ""}, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code],
+        check=False,
+        env=environment({}) | {"DAYFLY_GROUP": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.stdout == "True\n", done.stdout + done.stderr
 
@@ -205,6 +210,11 @@ def test_neighbours_exchange_as_in_open_mpi(rendezvous: dict[str, Any], tmp_path
 def test_intercommunicators_ignore_arguments_without_meaning(rendezvous: dict[str, Any], ranks: int) -> None:
     done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "intercommunicator_program.py"], ranks)
     assert [status for status, _ in done] == [0] * ranks, done
+
+
+def test_cancelled_sends_have_no_receive(rendezvous: dict[str, Any]) -> None:
+    done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "cancel_program.py"], 2)
+    assert [status for status, _ in done] == [0, 0], done
 
 
 def test_forked_children_leave_ranks_alone(rendezvous: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Accesses that do not fit into a window or into memory: each is an error, and the window works after it."""
 
+import pathlib
 import resource
 from array import array
 
@@ -68,7 +69,7 @@ def requests_without_memory():
     window = MPI.Win.Create(memory, 1, comm=world)
     window.Set_errhandler(MPI.ERRORS_RETURN)
     if world.rank == 1:
-        pages = int(open("/proc/self/statm").read().split()[0])
+        pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
         _, most = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + HUGE // 2, most))
     world.Barrier()

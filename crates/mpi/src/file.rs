@@ -218,14 +218,18 @@ impl FileObject {
         }
         // The threads of a process share the locks of a descriptor.
         let of_process = lock(&self.transfer);
-        let mut range = u64::MAX..0;
+        let mut range: Option<Range<u64>> = None;
         view.visit(first, length, |start, length| {
-            range = range.start.min(start)..range.end.max(start + length as u64);
+            let end = start + length as u64;
+            range = Some(match &range {
+                Some(range) => range.start.min(start)..range.end.max(end),
+                None => start..end,
+            });
             Ok(true)
         })?;
-        match range.is_empty() {
-            true => Ok(None),
-            false => Ok(Some((RangeLock::new(&self.file, range, writes)?, of_process))),
+        match range {
+            None => Ok(None),
+            Some(range) => Ok(Some((RangeLock::new(&self.file, range, writes)?, of_process))),
         }
     }
 

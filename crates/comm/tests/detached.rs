@@ -108,11 +108,13 @@ fn offer_without_a_receive_is_cancelled() {
                 let failure = end(&comm, &sent).unwrap_err();
                 assert_eq!(failure.code, Code::Cancelled);
                 meet(&comm, 2);
+                meet(&comm, 3);
             } else {
                 while comm.iprobe(0, 7).unwrap().is_none() {}
                 meet(&comm, 1);
                 meet(&comm, 2);
                 assert!(comm.iprobe(0, 7).unwrap().is_none());
+                meet(&comm, 3);
             }
         });
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from harness.daemons import Daemon
 from harness.mpi_ranks import SONAME, environment, library_directory, run_ranks
+from harness.open_mpi import OPEN_MPI, needs_open_mpi
 from harness.programs import ROOT, program, run
 
 PROGRAMS = ROOT / "tests" / "mpi"
@@ -122,6 +124,19 @@ def test_program_without_invitation_is_alone() -> None:
     assert done.stdout == "1 Dayfly\n", done.stderr
 
 
+def test_clock_resolves_its_tick() -> None:
+    code = "import math; from mpi4py import MPI; print(math.ulp(MPI.Wtime()) <= MPI.Wtick())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=False,
+        env=environment({}) | {"DAYFLY_GROUP": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "True\n", done.stdout + done.stderr
+
+
 def test_killed_rank_is_named_to_all_ranks(rendezvous: dict[str, Any]) -> None:
     code = (
         "import os; from mpi4py import MPI; comm = MPI.COMM_WORLD; comm.Barrier()\n"
@@ -134,7 +149,7 @@ def test_killed_rank_is_named_to_all_ranks(rendezvous: dict[str, Any]) -> None:
     assert all("MPIX_ERR_PROC_FAILED: a process has failed: rank 1 is lost" in done[rank][1] for rank in (0, 2)), done
 
 
-@pytest.mark.parametrize("case", ["test", "iprobe", "window", "lock"])
+@pytest.mark.parametrize("case", ["test", "iprobe", "window", "lock", "exposure"])
 def test_killed_rank_is_named_to_polling_ranks(rendezvous: dict[str, Any], case: str) -> None:
     done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "killed_program.py", case], 3)
     assert [status for status, _ in done] == [0, -9, 0], done
@@ -155,6 +170,78 @@ def test_ranks_access_shared_windows_themselves(rendezvous: dict[str, Any], rank
 def test_requests_end_in_every_way(rendezvous: dict[str, Any]) -> None:
     done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "request_program.py"], 1)
     assert done == [(0, "done\n")]
+
+
+def test_impossible_accesses_leave_windows_usable(rendezvous: dict[str, Any]) -> None:
+    done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "window_bounds_program.py"], 2)
+    assert [status for status, _ in done] == [0, 0], done
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_failed_file_collective_fails_all_ranks(rendezvous: dict[str, Any], tmp_path: Path, ranks: int) -> None:
+    done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "file_failures_program.py", tmp_path], ranks)
+    assert [status for status, _ in done] == [0] * ranks, done
+
+
+def results_of(folder: Path, ranks: int) -> list[Any]:
+    """Returns what each rank wrote to a folder."""
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_wrapped_neighbours_exchange_opposite_pieces(rendezvous: dict[str, Any], tmp_path: Path, ranks: int) -> None:
+    done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "neighbours_program.py", tmp_path], ranks)
+    assert [status for status, _ in done] == [0] * ranks, done
+    found = results_of(tmp_path, ranks)
+    assert len(found[0]) == (54 if ranks == 1 else 90)
+    for form in ("alltoall", "ialltoallv", "alltoallw_init"):
+        for rank in range(ranks):
+            before, after = (rank - 1) % ranks, (rank + 1) % ranks
+            # What the rank before sent in the positive direction arrives in the slot of the negative one.
+            assert found[rank][f"[{ranks}] (True,) {form}"] == [10 * before + 1, 10 * after], form
+
+
+@needs_open_mpi
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_neighbours_exchange_as_in_open_mpi(rendezvous: dict[str, Any], tmp_path: Path, ranks: int) -> None:
+    folders = [tmp_path / "own", tmp_path / "theirs"]
+    for folder in folders:
+        folder.mkdir()
+    command = [sys.executable, PROGRAMS / "neighbours_program.py"]
+    done = run_ranks(rendezvous, [*command, folders[0]], ranks)
+    assert [status for status, _ in done] == [0] * ranks, done
+    run(*OPEN_MPI, "-n", str(ranks), *command, folders[1], timeout=100)
+    for own, theirs in zip(*(results_of(folder, ranks) for folder in folders), strict=True):
+        # Older versions lack persistent forms, and their forms in the background exchange the pieces of such grids.
+        blocking = [name for name in theirs if " alltoall" in name and not name.endswith("_init")]
+        assert len(blocking) >= 18
+        assert {name: own[name] for name in blocking} == {name: theirs[name] for name in blocking}
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_intercommunicators_ignore_arguments_without_meaning(rendezvous: dict[str, Any], ranks: int) -> None:
+    done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "intercommunicator_program.py"], ranks)
+    assert [status for status, _ in done] == [0] * ranks, done
+
+
+def test_cancelled_sends_have_no_receive(rendezvous: dict[str, Any]) -> None:
+    done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "cancel_program.py"], 2)
+    assert [status for status, _ in done] == [0, 0], done
+
+
+def test_forked_children_leave_ranks_alone(rendezvous: dict[str, Any]) -> None:
+    done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "forked_program.py"], 2)
+    assert [status for status, _ in done] == [0, 0], done
+
+
+def test_atomic_transfers_exclude_each_other(rendezvous: dict[str, Any], tmp_path: Path) -> None:
+    done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "atomic_file_program.py", tmp_path], 2)
+    assert [status for status, _ in done] == [0, 0], done
+
+
+def test_portable_data_has_the_standards_sizes(rendezvous: dict[str, Any]) -> None:
+    done = run_ranks(rendezvous, [sys.executable, PROGRAMS / "external_program.py"], 1)
+    assert done == [(0, "rank 0 of 1 is done\n")]
 
 
 def test_fatal_error_names_call_and_rank(rendezvous: dict[str, Any]) -> None:

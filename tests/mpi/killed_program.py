@@ -54,7 +54,20 @@ def lock_of_dead_rank():
     yield window.Free
 
 
+def exposure_to_dead_rank():
+    window = MPI.Win.Create(bytearray(8), comm=world)
+    window.Set_errhandler(MPI.ERRORS_RETURN)
+    if world.rank != 1:
+        window.Post(world.group.Incl([1]))
+    end_rank_1()
+    yield window.Test
+    yield window.Wait
+
+
 def polls(case):
+    if case == "exposure":
+        yield from exposure_to_dead_rank()
+        return
     if case == "window":
         yield from window_of_dead_rank()
         return

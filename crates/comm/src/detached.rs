@@ -373,19 +373,22 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Cancels a receive that no message has matched, or a send that is not complete. Returns whether it did; then the
-    /// operation has ended.
+    /// Cancels a receive that no message has matched, or a send of which the other rank knows nothing. Returns whether it
+    /// did; then the operation has ended. The other rank is asked for a send that it knows of: the send then ends with
+    /// [`Code::Cancelled`] if no receive has matched it.
     pub fn cancel(&mut self, operation: &Detached) -> bool {
         let Progress::Pending(id) = operation.0 else {
             return false;
         };
         let engine = self.guard.engine();
-        let state = engine.matching.get(id).map(|request| request.state);
-        if matches!(state, Some(State::Posted | State::Sending)) {
-            engine.cancel(id);
-            return true;
+        match engine.matching.get(id).map(|request| request.state) {
+            Some(State::Posted) => {
+                engine.cancel(id);
+                true
+            }
+            Some(State::Sending) => engine.cancel_send(id),
+            _ => false,
         }
-        false
     }
 
     /// Ends an operation, complete or not, and releases its memory.

@@ -5,6 +5,7 @@ pub mod counters;
 mod driver;
 mod failures;
 mod lazy_connect;
+mod scratch;
 mod shared;
 mod synchronous;
 mod wait;
@@ -18,7 +19,9 @@ use dayfly_fabric::libfabric::Choice;
 use dayfly_protocol::error::{Code, Failure};
 use rustix::event::epoll;
 
-use crate::matching::{ANY_SOURCE, Body, MatchKey, Matching, Request, RequestId, State, Status, Unexpected};
+use crate::matching::{
+    ANY_SOURCE, Body, MatchKey, Matching, Rendezvous, Request, RequestId, State, Status, Unexpected,
+};
 use crate::options::Options;
 use crate::wire::envelope::{Envelope, Offer, kind};
 use crate::wire::{Outgoing, Payload, PeerTransport};
@@ -176,6 +179,11 @@ impl Engine {
         if !self.matching.events.is_empty() {
             self.handle_events();
         }
+        if !moved && self.matching.relax_limit() {
+            // A stream has read the message that it holds up, so that no event announces it.
+            self.readable.fill(true);
+            moved = true;
+        }
         moved
     }
 
@@ -319,6 +327,9 @@ impl Engine {
         } else {
             envelope.kind = kind::OFFER;
             envelope.sequence = id.to_wire();
+            if let Some(request) = self.matching.get_mut(id) {
+                request.rendezvous = Rendezvous::Offered;
+            }
             let offer = Offer {
                 token: id.to_wire().into(),
                 address: start as u64,
@@ -454,24 +465,6 @@ impl Engine {
                 self.communicators.push(record);
                 self.communicators.len() - 1
             }
-        }
-    }
-
-    /// Scratch memory of `length` bytes with undefined contents.
-    pub fn borrow_scratch(&mut self, length: usize) -> Vec<u8> {
-        let mut memory = self.scratch.pop().unwrap_or_default();
-        if memory.len() < length {
-            memory.resize(length, 0);
-        }
-        memory.truncate(length);
-        memory
-    }
-
-    /// Returns scratch memory.
-    pub fn return_scratch(&mut self, memory: Vec<u8>) {
-        const KEPT: usize = 8;
-        if self.scratch.len() < KEPT {
-            self.scratch.push(memory);
         }
     }
 

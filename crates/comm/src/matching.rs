@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use dayfly_protocol::error::Failure;
 
 use request::RequestTable;
-pub use request::{ANY_SOURCE, ANY_TAG, MatchKey, Request, RequestId, State, Status, truncated};
+pub use request::{ANY_SOURCE, ANY_TAG, MatchKey, Rendezvous, Request, RequestId, State, Status, truncated};
 pub use unexpected::{Body, Unexpected, Waiting};
 
 use crate::wake::Wake;
@@ -70,6 +70,9 @@ pub struct Matching {
     unexpected: Vec<VecDeque<Unexpected>>,
     waiting_bytes: usize,
     waiting_limit: usize,
+    /// For each rank, whether its next message is held up by the limit.
+    held_up: Vec<HeldUp>,
+    is_any_held_up: bool,
     arrivals: u64,
     /// Requests that the other side gave up: when, and with which error.
     given_up: Vec<(RequestId, Instant, Failure)>,
@@ -96,6 +99,8 @@ impl Matching {
             unexpected: (0..size).map(|_| VecDeque::new()).collect(),
             waiting_bytes: 0,
             waiting_limit,
+            held_up: vec![HeldUp::No; size as usize],
+            is_any_held_up: false,
             arrivals: 0,
             given_up: Vec::new(),
             events: VecDeque::new(),
@@ -284,10 +289,39 @@ impl Matching {
         self.posted_any.len() + self.posted.iter().map(VecDeque::len).sum::<usize>()
     }
 
-    /// Whether there is room for this message, matched or not.
+    /// Whether there is room for this message, matched or not. If not, it is held up.
     #[inline]
-    pub fn admits(&self, source: u32, envelope: &Envelope) -> bool {
-        self.waiting_bytes < self.waiting_limit || self.find(source, envelope).is_some()
+    pub fn admits(&mut self, source: u32, envelope: &Envelope) -> bool {
+        self.waiting_bytes < self.waiting_limit || self.admits_above_limit(source, envelope)
+    }
+
+    #[cold]
+    fn admits_above_limit(&mut self, source: u32, envelope: &Envelope) -> bool {
+        if self.find(source, envelope).is_some() {
+            return true;
+        }
+        let held_up = &mut self.held_up[source as usize];
+        if *held_up == HeldUp::Allowed {
+            *held_up = HeldUp::No;
+            return true;
+        }
+        *held_up = HeldUp::Yes;
+        self.is_any_held_up = true;
+        false
+    }
+
+    /// Lets each rank whose next message is held up send one message above the limit. For a rank that can do nothing
+    /// else: what it waits for may come after these messages. Returns whether there is such a rank.
+    #[inline]
+    pub fn relax_limit(&mut self) -> bool {
+        if !self.is_any_held_up {
+            return false;
+        }
+        self.is_any_held_up = false;
+        for held_up in self.held_up.iter_mut().filter(|held_up| **held_up == HeldUp::Yes) {
+            *held_up = HeldUp::Allowed;
+        }
+        true
     }
 
     /// Takes the receive that matches an arriving message out of its queue.
@@ -401,6 +435,15 @@ impl Matching {
         request.state = State::Done;
         self.completions += 1;
     }
+}
+
+/// Whether the limit of unexpected messages holds up the next message of a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum HeldUp {
+    No,
+    Yes,
+    /// One message may pass the limit.
+    Allowed,
 }
 
 /// Result of matching an arriving message.

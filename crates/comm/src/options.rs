@@ -15,7 +15,8 @@ pub struct Options {
     pub deadline: Duration,
     /// How long a waiting rank polls before it sleeps. `None` polls without end, which is fastest and occupies a core.
     pub spin: Option<Duration>,
-    /// Bound on unexpected messages in bytes. Above it, a rank takes in no more short messages until it receives some.
+    /// Bound on unexpected messages in bytes. Above it, a rank takes in short messages without a receive only while nothing
+    /// else moves: a message that it waits for may come after them.
     pub unexpected_bytes: usize,
     /// Which algorithm for which size; equal on all ranks.
     pub table: Table,

@@ -140,6 +140,16 @@ impl PeerTransport {
         forward!(self, transport => transport.cancel(request, matching))
     }
 
+    /// Whether nothing of a send has left, so that the other side need not know of its end.
+    pub fn is_unsent(&self, request: RequestId) -> bool {
+        forward!(self, transport => transport.is_unsent(request))
+    }
+
+    /// Asks the other side for the end of an offered send. It ends with an error if no receive has matched it.
+    pub fn ask_back(&mut self, request: RequestId, matching: &mut Matching) -> Result<(), Failure> {
+        self.send(control::cancellation(request), matching)
+    }
+
     /// Whether the outbox is empty.
     pub fn is_flushed(&self) -> bool {
         forward!(self, transport => transport.is_flushed())

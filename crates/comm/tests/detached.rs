@@ -4,17 +4,26 @@ mod thread_group;
 
 use dayfly_comm::detached::{Detached, Turn};
 use dayfly_comm::{ANY_SOURCE, ANY_TAG, Communicator, Status};
+use dayfly_protocol::error::{Code, Failure};
 use thread_group::{Net, group, options, pattern};
 
 const NETS: [Net; 2] = [Net::Shm, Net::Tcp];
 
 fn wait(turn: &mut Turn<'_>, operation: &Detached) -> Status {
+    outcome(turn, operation).unwrap()
+}
+
+fn outcome(turn: &mut Turn<'_>, operation: &Detached) -> Result<Status, Failure> {
     loop {
         if let Some(outcome) = turn.take(operation) {
-            return outcome.unwrap();
+            return outcome;
         }
         turn.step("the test").unwrap();
     }
+}
+
+fn end(comm: &Communicator, operation: &Detached) -> Result<Status, Failure> {
+    outcome(&mut comm.turn(), operation)
 }
 
 fn send(comm: &Communicator, bytes: &[u8], to: u32, tag: u32, synchronous: bool) -> Detached {
@@ -79,6 +88,65 @@ fn synchronous_send_to_oneself_waits_for_its_receive() {
         let sent = send(&comm, &bytes, 0, 9, true);
         assert!(comm.turn().cancel(&sent) && comm.iprobe(0, 9).unwrap().is_none());
     });
+}
+
+/// Sends that are offered before their bytes: long ones and synchronous ones.
+fn offers() -> impl Iterator<Item = (Net, usize)> {
+    NETS.into_iter()
+        .flat_map(|net| [8, 200_000].map(|length| (net, length)))
+}
+
+#[test]
+fn offer_without_a_receive_is_cancelled() {
+    for (net, length) in offers() {
+        group(2, net, options(), |comm| {
+            if comm.rank() == 0 {
+                let bytes = pattern(3, length);
+                let sent = send(&comm, &bytes, 1, 7, true);
+                meet(&comm, 1);
+                assert!(!comm.turn().cancel(&sent), "{net:?}: the other rank knows of it");
+                let failure = end(&comm, &sent).unwrap_err();
+                assert_eq!(failure.code, Code::Cancelled);
+                meet(&comm, 2);
+                meet(&comm, 3);
+            } else {
+                while comm.iprobe(0, 7).unwrap().is_none() {}
+                meet(&comm, 1);
+                meet(&comm, 2);
+                assert!(comm.iprobe(0, 7).unwrap().is_none());
+                meet(&comm, 3);
+            }
+        });
+    }
+}
+
+#[test]
+fn message_with_a_receive_is_not_cancelled() {
+    for (net, length) in offers() {
+        group(2, net, options(), |comm| {
+            let bytes = pattern(3, length);
+            if comm.rank() == 0 {
+                let sent = send(&comm, &bytes, 1, 7, true);
+                meet(&comm, 1);
+                assert!(!comm.turn().cancel(&sent), "{net:?}: a probe has matched it");
+                meet(&comm, 2);
+                end(&comm, &sent).unwrap();
+            } else {
+                let message = loop {
+                    if let Some(message) = comm.take_message(0, 7).unwrap() {
+                        break message;
+                    }
+                };
+                meet(&comm, 1);
+                meet(&comm, 2);
+                let mut into = vec![0; length];
+                // SAFETY: the memory outlives the operation, which is waited for here.
+                let received = unsafe { comm.start_matched(message, into.as_mut_ptr(), length) }.unwrap();
+                wait(&mut comm.turn(), &received);
+                assert!(into == bytes);
+            }
+        });
+    }
 }
 
 #[test]

@@ -103,6 +103,42 @@ fn any_source_receives_each_rank_in_order() {
 }
 
 #[test]
+fn awaited_message_follows_many_unexpected_ones() {
+    const MESSAGES: u32 = 400;
+    let options = Options {
+        unexpected_bytes: 1 << 20,
+        deadline: Duration::from_secs(20),
+        ..options()
+    };
+    for net in NETS {
+        group(3, net, options.clone(), |comm| {
+            if comm.rank() == 2 {
+                comm.barrier().unwrap();
+                return;
+            }
+            let sent = pattern(1, 20_000);
+            if comm.rank() == 0 {
+                comm.scope(|scope| {
+                    for tag in 0..MESSAGES {
+                        scope.isend(&sent, 1, tag)?;
+                    }
+                    comm.barrier()
+                })
+                .unwrap();
+                return;
+            }
+            // The messages of the barrier come after all the others.
+            comm.barrier().unwrap();
+            let mut into = vec![0; sent.len()];
+            for tag in (0..MESSAGES).rev() {
+                comm.recv(&mut into, 0, tag).unwrap();
+                assert!(into == sent, "{net:?}, message {tag}");
+            }
+        });
+    }
+}
+
+#[test]
 fn truncated_message_fails_only_its_receiver() {
     for net in NETS {
         for length in LENGTHS.into_iter().skip(1) {

@@ -300,8 +300,10 @@ fn create(object: &Arc<CommObject>, chosen: &[u32]) -> Result<Comm> {
     }
     let own = members[object.rank() as usize];
     let at = chosen.iter().position(|member| *member == own);
-    // Several groups may be given that do not overlap: the first rank of each tells them apart.
+    // Several groups may be given that do not overlap: the first rank of each tells them apart. Between two groups, each
+    // side gives one.
     let color = match at {
+        Some(_) if object.is_inter() => 0,
         Some(_) => chosen[0] as c_int,
         None => UNDEFINED,
     };
@@ -393,7 +395,7 @@ mpi! {
     }
 
     fn MPI_Comm_create(comm: Comm, group: Group, new: Out<Comm>) [comm] {
-        let object = communicator::get_intra(comm)?;
+        let object = communicator::get(comm)?;
         new.check()?.set(create(&object, &group::get(group)?)?);
         Ok(())
     }

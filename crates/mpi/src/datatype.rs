@@ -470,22 +470,18 @@ impl TypeObject {
         bytes
     }
 
-    /// The sizes of its predefined elements, in the order of the type map.
-    pub fn element_sizes(&self, sizes: &mut Vec<usize>) {
-        if self.parts.is_empty() {
-            if self.size > 0 {
-                // A complex number is two numbers.
-                let halves = matches!(self.predefined, Some((_, kind)) if kind.is_complex());
-                match halves {
-                    true => sizes.extend([self.size / 2; 2]),
-                    false => sizes.push(self.size),
-                }
+    /// Calls a function with its predefined elements and their sizes, in the order of the type map. A complex number is two
+    /// elements.
+    pub fn visit_elements(&self, see: &mut dyn FnMut(&Self, usize)) {
+        if self.parts.is_empty() && self.size > 0 {
+            match self.predefined {
+                Some((_, kind)) if kind.is_complex() => (0..2).for_each(|_| see(self, self.size / 2)),
+                _ => see(self, self.size),
             }
-            return;
         }
         for part in &self.parts {
             for _ in 0..part.blocks * part.length {
-                part.of.element_sizes(sizes);
+                part.of.visit_elements(see);
             }
         }
     }

@@ -15,7 +15,8 @@ use crate::error::{Error, Result, class};
 /// Runs the body of a function; errors go to the error handler of `place`.
 pub fn enter(name: &'static str, place: impl Into<Place>, body: impl FnOnce() -> Result<()>) -> c_int {
     // A body leaves no state of this library in between when it panics: locks are released, and their data is valid.
-    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+    let checked = || crate::state::check_process(name).and_then(|()| body());
+    let outcome = catch_unwind(AssertUnwindSafe(checked)).unwrap_or_else(|_| {
         let text = "the library failed; the message above says where. Report this";
         Err(Error::new(class::INTERN, text))
     });

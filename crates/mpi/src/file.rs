@@ -4,9 +4,14 @@ mod data;
 mod manage;
 mod shared;
 
+use std::ffi::c_int;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dayfly_comm::{Datatype as Element, Operation};
 
 use crate::communicator::CommObject;
 use crate::datatype::TypeObject;
@@ -30,6 +35,8 @@ pub struct FileObject {
     position: Mutex<Offset>,
     shared: shared::SharedPointer,
     is_atomic: AtomicBool,
+    /// Held by a transfer in atomic mode.
+    transfer: Mutex<()>,
     pub handler: AtomicNumber,
     /// What a split collective has done, until it ends.
     begun: Mutex<Option<Completion>>,
@@ -57,6 +64,19 @@ pub fn get(file: File) -> Result<Arc<FileObject>> {
     FILES
         .get(number_of(file))
         .ok_or_else(|| Error::new(class::FILE, "the handle is no open file"))
+}
+
+/// Agrees with the other ranks of a collective on its outcome: if it fails on any rank, it fails on all of them, with the
+/// greatest class of their errors. No rank continues before all of them have called it.
+fn agreed<T>(comm: &CommObject, outcome: Result<T>) -> Result<T> {
+    let own = outcome.as_ref().err().map_or(0, |error| error.code as u32);
+    let mut greatest = [0; 4];
+    comm.local()?
+        .allreduce(&own.to_ne_bytes(), &mut greatest, Element::U32, &Operation::Max)?;
+    match u32::from_ne_bytes(greatest) {
+        greatest if greatest == own => outcome,
+        greatest => Err(Error::new(greatest as c_int, "the collective failed on another rank")),
+    }
 }
 
 impl From<std::io::Error> for Error {
@@ -155,7 +175,64 @@ impl View {
     }
 }
 
+/// A lock of a range of a file, against other processes and other opens of the file. Its end releases it, and so does
+/// the end of the process.
+struct RangeLock<'a>(&'a std::fs::File, libc::flock);
+
+impl<'a> RangeLock<'a> {
+    /// Waits for the lock of a range; one to read excludes writers only.
+    fn new(file: &'a std::fs::File, range: Range<u64>, writes: bool) -> Result<Self> {
+        // SAFETY: plain numbers, for which zero is a value.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = (if writes { libc::F_WRLCK } else { libc::F_RDLCK }) as _;
+        lock.l_whence = libc::SEEK_SET as _;
+        lock.l_start = range.start as _;
+        lock.l_len = (range.end - range.start) as _;
+        // SAFETY: the descriptor is open, and the lock outlives the call.
+        while unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLKW, &raw const lock) } != 0 {
+            let error = std::io::Error::last_os_error();
+            if error.kind() != std::io::ErrorKind::Interrupted {
+                return Err(error.into());
+            }
+        }
+        Ok(Self(file, lock))
+    }
+}
+
+impl Drop for RangeLock<'_> {
+    fn drop(&mut self) {
+        self.1.l_type = libc::F_UNLCK as _;
+        // SAFETY: as for the lock.
+        unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_OFD_SETLK, &raw const self.1) };
+    }
+}
+
+/// What excludes conflicting transfers of this process, and of others.
+type Exclusion<'a> = (RangeLock<'a>, MutexGuard<'a, ()>);
+
 impl FileObject {
+    /// In atomic mode, excludes other transfers from the range between the first byte of a transfer and the last one.
+    fn exclude_others(&self, view: &View, first: u64, length: usize, writes: bool) -> Result<Option<Exclusion<'_>>> {
+        if !self.is_atomic.load(Ordering::Acquire) || length == 0 {
+            return Ok(None);
+        }
+        // The threads of a process share the locks of a descriptor.
+        let of_process = lock(&self.transfer);
+        let mut range: Option<Range<u64>> = None;
+        view.visit(first, length, |start, length| {
+            let end = start + length as u64;
+            range = Some(match &range {
+                Some(range) => range.start.min(start)..range.end.max(end),
+                None => start..end,
+            });
+            Ok(true)
+        })?;
+        match range {
+            None => Ok(None),
+            Some(range) => Ok(Some((RangeLock::new(&self.file, range, writes)?, of_process))),
+        }
+    }
+
     fn view(&self) -> View {
         lock(&self.view).clone()
     }

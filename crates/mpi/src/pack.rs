@@ -45,19 +45,107 @@ fn check_external(name: Text) -> Result<()> {
     }
 }
 
-/// Reverses the bytes of each element of packed data: `external32` is big-endian.
-fn swap(bytes: &mut [u8], of: &datatype::TypeObject) {
-    let mut rest = bytes;
-    let mut sizes = Vec::new();
-    of.element_sizes(&mut sizes);
-    while !rest.is_empty() && !sizes.is_empty() {
-        for size in &sizes {
-            if rest.len() < *size {
-                return;
+/// The form of an element in `external32`, which is big-endian.
+#[derive(Clone, Copy)]
+struct Form {
+    /// Bytes in memory, and in the portable form.
+    native: usize,
+    external: usize,
+    is_signed: bool,
+}
+
+impl Form {
+    /// Writes an element in its portable form.
+    fn write(self, native: &[u8], external: &mut [u8]) -> Result<()> {
+        let (kept, lost) = native.split_at(self.external);
+        if lost.iter().any(|byte| *byte != self.filler(kept)) {
+            return Err(Error::new(
+                class::CONVERSION,
+                format!(
+                    "a number does not fit into the {} bytes that it has in external32",
+                    self.external
+                ),
+            ));
+        }
+        external.copy_from_slice(kept);
+        external.reverse();
+        Ok(())
+    }
+
+    /// Reads an element in its portable form.
+    fn read(self, external: &[u8], native: &mut [u8]) {
+        let (kept, lost) = native.split_at_mut(self.external);
+        kept.copy_from_slice(external);
+        kept.reverse();
+        lost.fill(self.filler(kept));
+    }
+
+    /// The byte of the higher places of a number.
+    fn filler(self, low: &[u8]) -> u8 {
+        match low.last() {
+            Some(128..) if self.is_signed => 0xff,
+            _ => 0,
+        }
+    }
+}
+
+/// The forms of the elements of a datatype (MPI 4.1, section 14.5.2).
+struct Forms(Vec<Form>);
+
+impl Forms {
+    fn new(of: &datatype::TypeObject) -> Result<Self> {
+        let shorter = [
+            ("MPI_LONG", 4, true),
+            ("MPI_UNSIGNED_LONG", 4, false),
+            ("MPI_WCHAR", 2, false),
+        ];
+        let shorter = shorter.map(|(name, size, is_signed)| datatype::named(name).map(|of| (of, size, is_signed)));
+        let [long, unsigned, wide] = shorter;
+        let shorter = [long?, unsigned?, wide?];
+        let mut all = Vec::new();
+        of.visit_elements(&mut |element, native| {
+            let handle = element.predefined.map(|(handle, _)| handle);
+            let found = shorter.iter().find(|(of, ..)| handle == Some(*of));
+            let (external, is_signed) = found.map_or((native, false), |(_, size, is_signed)| (*size, *is_signed));
+            all.push(Form {
+                native,
+                external,
+                is_signed,
+            });
+        });
+        Ok(Self(all))
+    }
+
+    /// Bytes of `count` elements of the datatype in the portable form.
+    fn bytes(&self, count: usize) -> Result<usize> {
+        let of_one = self.0.iter().map(|form| form.external).sum::<usize>();
+        of_one
+            .checked_mul(count)
+            .ok_or_else(|| Error::new(class::COUNT, "the message is longer than memory"))
+    }
+
+    /// Writes whole values of the datatype in the portable form.
+    fn write(&self, mut native: &[u8], mut external: &mut [u8]) -> Result<()> {
+        while !native.is_empty() {
+            for form in &self.0 {
+                let (from, rest) = native.split_at(form.native);
+                let (into, after) = std::mem::take(&mut external).split_at_mut(form.external);
+                form.write(from, into)?;
+                (native, external) = (rest, after);
             }
-            let (element, after) = std::mem::take(&mut rest).split_at_mut(*size);
-            element.reverse();
-            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Reads whole values of the datatype in the portable form.
+    fn read(&self, mut external: &[u8], mut native: &mut [u8]) {
+        while !external.is_empty() {
+            for form in &self.0 {
+                let (from, rest) = external.split_at(form.external);
+                let (into, after) = std::mem::take(&mut native).split_at_mut(form.native);
+                form.read(from, into);
+                (external, native) = (rest, after);
+            }
         }
     }
 }
@@ -72,10 +160,14 @@ fn pack_external(
     start: Count,
 ) -> Result<Count> {
     check_external(name)?;
-    let end = pack(buffer, count, of, packed, size, start)?;
-    let own = packed.offset(start as isize).bytes_mut((end - start) as usize);
-    swap(own, &*datatype::get(of)?);
-    Ok(end)
+    let (of, count) = (datatype::get(of)?, count_of(count)?);
+    let forms = Forms::new(&of)?;
+    let length = forms.bytes(count)?;
+    let start = place(start, size, length)?;
+    let mut native = vec![0; of.bytes(count)?];
+    of.pack(buffer, count, &mut native);
+    forms.write(&native, packed.offset(start as isize).bytes_mut(length))?;
+    Ok((start + length) as Count)
 }
 
 fn unpack_external(
@@ -88,13 +180,20 @@ fn unpack_external(
     of: Datatype,
 ) -> Result<Count> {
     check_external(name)?;
-    let (object, count) = (datatype::get(of)?, count_of(count)?);
-    let length = object.bytes(count)?;
-    let at = place(start, size, length)?;
-    let mut copy = packed.offset(at as isize).bytes(length).to_vec();
-    swap(&mut copy, &object);
-    object.unpack(&copy, buffer, count);
-    Ok((at + length) as Count)
+    let (of, count) = (datatype::get(of)?, count_of(count)?);
+    let forms = Forms::new(&of)?;
+    let length = forms.bytes(count)?;
+    let start = place(start, size, length)?;
+    let mut native = vec![0; of.bytes(count)?];
+    forms.read(packed.offset(start as isize).bytes(length), &mut native);
+    of.unpack(&native, buffer, count);
+    Ok((start + length) as Count)
+}
+
+/// The bytes of `count` values in the portable form.
+fn external_size(name: Text, count: Count, of: Datatype) -> Result<usize> {
+    check_external(name)?;
+    Forms::new(&*datatype::get(of)?)?.bytes(count_of(count)?)
 }
 
 mpi! {
@@ -153,14 +252,12 @@ mpi! {
     }
 
     fn MPI_Pack_external_size (name: Text, count: c_int, of: Datatype, size: Out<Aint>) [()] {
-        check_external(name)?;
-        size.check()?.set(datatype::get(of)?.bytes(count_of(count.into())?)? as Aint);
+        size.check()?.set(external_size(name, count.into(), of)? as Aint);
         Ok(())
     }
 
     fn MPI_Pack_external_size_c (name: Text, count: Count, of: Datatype, size: Out<Count>) [()] {
-        check_external(name)?;
-        size.check()?.set(datatype::get(of)?.bytes(count_of(count)?)? as Count);
+        size.check()?.set(external_size(name, count, of)? as Count);
         Ok(())
     }
 }

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dayfly_comm::detached::{Detached, Turn};
 use dayfly_comm::{Request as ScopeRequest, Scope};
+use dayfly_protocol::error::Code;
 
 use crate::buffers::{self, Owner};
 use crate::collective::Kept;
@@ -45,6 +46,8 @@ pub enum Active {
     /// It has ended.
     Over(Completion),
     Message(Message),
+    /// A send that the program has cancelled, and of which the other rank knows.
+    Cancelling(Message),
     Collective(Collective),
     Generalized(Generalized),
     Window(window::Pending),
@@ -126,7 +129,7 @@ impl Active {
     /// The group whose engine the operation needs.
     fn control(&self) -> Result<Control> {
         match self {
-            Self::Message(message) => message.comm.control(),
+            Self::Message(message) | Self::Cancelling(message) => message.comm.control(),
             Self::Collective(collective) => collective._comm.control(),
             Self::Window(pending) => pending.control(),
             Self::Both(both) => both.0.control(),
@@ -165,9 +168,17 @@ impl Active {
                 true => Completion::empty(),
                 false => return false,
             },
-            Self::Message(message) if !message.comm.is_driven_by(turn) => return false,
+            Self::Message(message) | Self::Cancelling(message) if !message.comm.is_driven_by(turn) => return false,
             Self::Collective(collective) if !collective._comm.is_driven_by(turn) => return false,
             Self::Message(message) => match turn.take(&message.operation) {
+                Some(outcome) => message.end(outcome),
+                None => return false,
+            },
+            Self::Cancelling(message) => match turn.take(&message.operation) {
+                Some(Err(failure)) if failure.code == Code::Cancelled => Completion {
+                    cancelled: true,
+                    ..Completion::empty()
+                },
                 Some(outcome) => message.end(outcome),
                 None => return false,
             },
@@ -198,7 +209,7 @@ impl Active {
     /// Where its errors are raised; `None` if no object has it.
     fn place(&self) -> Option<Place> {
         match self {
-            Self::Message(message) => Some(message.comm.place()),
+            Self::Message(message) | Self::Cancelling(message) => Some(message.comm.place()),
             Self::Collective(collective) => Some(collective._comm.place()),
             Self::Parts(round) => Some(round.comm().place()),
             Self::Window(pending) => pending.place(),
@@ -231,7 +242,7 @@ impl Active {
     /// Releases the memory of the operation.
     fn abandon(&mut self, turn: &mut Turn<'_>) {
         match self {
-            Self::Message(message) => turn.abandon(&message.operation),
+            Self::Message(message) | Self::Cancelling(message) => turn.abandon(&message.operation),
             Self::Both(both) => {
                 both.0.abandon(turn);
                 both.1.abandon(turn);

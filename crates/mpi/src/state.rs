@@ -6,9 +6,9 @@
 
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, RwLock};
 use std::thread::ThreadId;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use dayfly_comm::membership::Membership;
 use dayfly_comm::{Communicator, Invitation, LostRanks, Options, World};
@@ -53,6 +53,58 @@ static MAIN: Mutex<Option<ThreadId>> = Mutex::new(None);
 /// Error handlers of `MPI_COMM_WORLD` and `MPI_COMM_SELF` while there is no instance: those that they had at the end.
 static HANDLERS: Mutex<[Errhandler; 2]> = Mutex::new([Errhandler::FATAL; 2]);
 
+/// Whether this process is in a group now.
+static IN_GROUP: AtomicBool = AtomicBool::new(false);
+/// Whether this process is a child of a rank, without a program of its own.
+static FORKED: AtomicBool = AtomicBool::new(false);
+/// What such a child may call; the connections are its parent's.
+const OF_CHILDREN: [&str; 9] = [
+    "MPI_Initialized",
+    "MPI_Finalized",
+    "MPI_Get_version",
+    "MPI_Get_library_version",
+    "MPI_Error_class",
+    "MPI_Error_string",
+    "MPI_Abort",
+    "MPIX_Dayfly_abandon",
+    "MPIX_Dayfly_failure",
+];
+
+/// Runs in a child after a fork. Another thread of the parent may have held any lock: this takes none.
+extern "C" fn enter_child() {
+    if IN_GROUP.load(Ordering::Relaxed) {
+        FORKED.store(true, Ordering::Relaxed);
+        FINALIZED.store(true, Ordering::Release);
+    }
+}
+
+/// Has children of this process not use its connections.
+fn watch_forks() {
+    static ONCE: Once = Once::new();
+    // SAFETY: the handler changes atomic values only. Without memory for it, children are not told apart.
+    ONCE.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(enter_child)) });
+}
+
+/// Checks that this process may call a function: in a child of a rank, MPI has ended.
+#[inline]
+pub fn check_process(function: &str) -> Result<()> {
+    match FORKED.load(Ordering::Relaxed) {
+        true => check_in_child(function),
+        false => Ok(()),
+    }
+}
+
+#[cold]
+fn check_in_child(function: &str) -> Result<()> {
+    match OF_CHILDREN.contains(&function) {
+        true => Ok(()),
+        false => Err(Error::new(
+            class::OTHER,
+            "this process was forked from a rank; only the rank itself is in the group",
+        )),
+    }
+}
+
 /// The instance, between initialisation and the end.
 pub fn instance() -> Result<Arc<Instance>> {
     if let Some(instance) = current() {
@@ -74,6 +126,9 @@ pub fn instance() -> Result<Arc<Instance>> {
 
 /// As [`instance`], but never joins a group.
 pub fn current() -> Option<Arc<Instance>> {
+    if FORKED.load(Ordering::Relaxed) {
+        return None;
+    }
     INSTANCE.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
@@ -86,8 +141,15 @@ pub fn own_rank() -> Option<u32> {
 pub fn handlers() -> [Errhandler; 2] {
     match current() {
         Some(instance) => instance.communicators.handlers(),
+        None if FORKED.load(Ordering::Relaxed) => of_parent().unwrap_or([Errhandler::RETURN; 2]),
         None => *HANDLERS.lock().unwrap_or_else(PoisonError::into_inner),
     }
+}
+
+/// The error handlers of the parent of a child, unless another thread of it was changing the instance.
+fn of_parent() -> Option<[Errhandler; 2]> {
+    let instance = INSTANCE.try_read().ok()?;
+    instance.as_ref().map(|instance| instance.communicators.handlers())
 }
 
 fn initialize(required: c_int) -> Result<c_int> {
@@ -163,6 +225,7 @@ fn join() -> Result<()> {
             "MPI cannot be initialised again after its end",
         ));
     }
+    watch_forks();
     let (inherited, mut invitation) = (inherited::world()?, Invitation::from_environment()?);
     let (world, membership) = match (inherited, &mut invitation) {
         (Some(communicator), _) => (communicator, None),
@@ -194,7 +257,9 @@ fn join() -> Result<()> {
         communicators,
         _membership: membership,
     }));
+    IN_GROUP.store(true, Ordering::Release);
     dynamic::meet_parents().inspect_err(|_| {
+        IN_GROUP.store(false, Ordering::Release);
         *INSTANCE.write().unwrap_or_else(PoisonError::into_inner) = None;
     })
 }
@@ -212,6 +277,7 @@ fn close(instance: Arc<Instance>, waits: bool) -> Result<()> {
     file::FILES.clear();
     buffers::clear();
     communicator::COMMUNICATORS.clear();
+    IN_GROUP.store(false, Ordering::Release);
     Ok(())
 }
 
@@ -377,11 +443,8 @@ mpi! {
 
 mpi_value! {
     fn MPI_Wtime() -> f64 {
-        // Every process counts from the same moment, as far as the clocks of the hosts agree.
-        static BASE: OnceLock<(Instant, Duration)> = OnceLock::new();
-        let (since, then) =
-            *BASE.get_or_init(|| (start(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()));
-        then.as_secs_f64() + since.elapsed().as_secs_f64()
+        // A number of seconds since 1970 has no room for nanoseconds.
+        start().elapsed().as_secs_f64()
     }
 
     fn MPI_Wtick() -> f64 {

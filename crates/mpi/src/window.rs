@@ -14,7 +14,9 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use dayfly_comm::Status;
 use dayfly_comm::detached::{Detached, Turn};
+use dayfly_protocol::error::{Code, Failure};
 
 use crate::attribute::{Attributes, Holder};
 use crate::communicator::CommObject;
@@ -178,6 +180,39 @@ fn serve_all(turn: &mut Turn<'_>) {
     }
 }
 
+fn no_memory() -> Error {
+    Error::new(class::NO_MEM, "there is no memory for an access to a window")
+}
+
+/// An empty vector with room for so many bytes, whose number another rank has chosen.
+fn room_for(length: usize) -> Result<Vec<u8>> {
+    let mut room = Vec::new();
+    room.try_reserve_exact(length).map_err(|_| no_memory())?;
+    Ok(room)
+}
+
+/// An empty vector with room for a message that arrives, or for its head only if there is no memory for all of it; and
+/// the bytes of room.
+fn arrival_room(length: u64) -> Result<(Vec<u8>, usize)> {
+    let length = usize::try_from(length).unwrap_or(usize::MAX);
+    match room_for(length) {
+        Ok(room) => Ok((room, length)),
+        Err(_) => Ok((room_for(wire::HEAD_BYTES)?, wire::HEAD_BYTES)),
+    }
+}
+
+/// The bytes of a message whose receive has ended, and whether they are all of it.
+fn arrived(outcome: std::result::Result<Status, Failure>, mut bytes: Vec<u8>) -> Result<(Vec<u8>, bool)> {
+    let (length, is_whole) = match outcome {
+        Ok(status) => (status.length as usize, true),
+        Err(failure) if failure.code == Code::Truncated => (wire::HEAD_BYTES, false),
+        Err(failure) => return Err(failure.into()),
+    };
+    // SAFETY: the receive has filled so many bytes of the room.
+    unsafe { bytes.set_len(length) };
+    Ok((bytes, is_whole))
+}
+
 impl WindowObject {
     fn new(comm: Arc<CommObject>, memory: Memory, shared: Option<Shared>, flavor: i32) -> Self {
         let model = interface::window::UNIFIED;
@@ -246,9 +281,9 @@ impl WindowObject {
             while let Some(message) = turn.take_message(local, dayfly_comm::ANY_SOURCE, tag)? {
                 let status = message.status();
                 let source = self.comm.peer_of_world(status.source) as usize;
-                let mut bytes = vec![0; status.length as usize];
+                let (mut bytes, room) = arrival_room(status.length)?;
                 // SAFETY: the bytes are kept until the receive is complete; moving the vector does not move them.
-                let received = unsafe { turn.start_matched(message, bytes.as_mut_ptr(), bytes.len()) }?;
+                let received = unsafe { turn.start_matched(message, bytes.as_mut_ptr(), room) }?;
                 match tag {
                     REQUESTS => state.incoming.push_back((source, bytes, Some(received))),
                     _ => state.responses.push((bytes, received)),
@@ -260,23 +295,41 @@ impl WindowObject {
         while at < state.responses.len() {
             match turn.take(&state.responses[at].1) {
                 Some(outcome) => {
-                    outcome?;
+                    // It leaves the queue whatever its outcome is: that is returned once.
                     let (bytes, _) = state.responses.swap_remove(at);
-                    state.accept(Response::from_bytes(&bytes)?);
+                    let (bytes, is_whole) = arrived(outcome, bytes)?;
+                    let mut response = Response::from_bytes(&bytes)?;
+                    if !is_whole {
+                        response.error = Some(no_memory());
+                    }
+                    state.accept(response);
                 }
                 None => at += 1,
             }
         }
-        while let Some((source, bytes, received)) = state.incoming.front() {
+        while let Some((_, _, received)) = state.incoming.front() {
             let Some(outcome) = received.as_ref().and_then(|received| turn.take(received)) else {
                 break;
             };
-            outcome?;
-            let (source, request) = (*source, Request::from_bytes(bytes)?);
-            state.incoming.pop_front();
-            self.apply(state, turn, source, &request)?;
+            let Some((source, bytes, _)) = state.incoming.pop_front() else {
+                break;
+            };
+            match arrived(outcome, bytes)? {
+                (bytes, true) => self.apply(state, turn, source, &Request::from_bytes(&bytes)?)?,
+                (head, false) => self.refuse(state, turn, source, &head)?,
+            }
         }
         Ok(())
+    }
+
+    /// Refuses a request for which there was no memory; `head` is its beginning.
+    fn refuse(&self, state: &mut State, turn: &mut Turn<'_>, source: usize, head: &[u8]) -> Result<()> {
+        let response = Response {
+            id: Request::id_of(head)?,
+            error: Some(no_memory()),
+            bytes: Vec::new(),
+        };
+        self.respond(state, turn, source, response)
     }
 
     /// Waits until something is true of the window's state. Errors of accesses do not end the wait: other ranks rely on
@@ -334,5 +387,18 @@ impl State {
         } else if let Some((buffer, count, of)) = waiting.into {
             of.unpack_elements(&response.bytes, buffer, count);
         }
+    }
+
+    /// Whether all bytes between two addresses are attached to the dynamic window.
+    fn is_attached(&self, first: usize, end: usize) -> bool {
+        let mut next = first;
+        while next < end {
+            let before = self.attached.range(..=next).next_back();
+            match before.map(|(start, length)| start.saturating_add(*length)) {
+                Some(after) if after > next => next = after,
+                _ => return false,
+            }
+        }
+        true
     }
 }

@@ -1,9 +1,9 @@
-//! Sends that wait for their receive, and receives of messages that a probe took.
+//! Sends that wait for their receive or are cancelled, and receives of messages that a probe took.
 
 use dayfly_protocol::error::Failure;
 
 use super::{Engine, Started};
-use crate::matching::{Body, Match, MatchKey, Unexpected};
+use crate::matching::{Body, Match, MatchKey, Rendezvous, RequestId, Unexpected};
 use crate::wire::envelope::{Envelope, kind};
 
 impl Engine {
@@ -47,6 +47,30 @@ impl Engine {
             self.queue_until_connected(id, peer, envelope, start, length)?;
         }
         Ok(Started::Pending(id))
+    }
+
+    /// Cancels a send of which nothing has left. Otherwise asks for it back if it was offered: it then ends with
+    /// [`Code::Cancelled`](dayfly_protocol::error::Code::Cancelled), unless a receive has matched it. Returns whether it
+    /// was cancelled at once.
+    pub fn cancel_send(&mut self, id: RequestId) -> bool {
+        let Some((peer, rendezvous)) = self.matching.get(id).map(|send| (send.peer, send.rendezvous)) else {
+            return false;
+        };
+        let Some(Some(transport)) = self.transports.get_mut(peer as usize) else {
+            // To this rank itself, or to one without a connection yet.
+            self.cancel(id);
+            return true;
+        };
+        if transport.is_unsent(id) {
+            self.cancel(id);
+            return true;
+        }
+        if rendezvous == Rendezvous::Offered
+            && let Err(failure) = transport.ask_back(id, &mut self.matching)
+        {
+            self.lose(peer, failure.message);
+        }
+        false
     }
 
     fn has_transport(&self, peer: u32) -> bool {

@@ -80,6 +80,18 @@ pub enum State {
     Done,
 }
 
+/// How far a send is that was offered before its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rendezvous {
+    /// It was not offered.
+    None,
+    Offered,
+    /// The receiver has accepted it and copies it.
+    Copied,
+    /// The receiver has accepted it; its bytes are in the outbox.
+    Queued,
+}
+
 /// A send or a receive.
 #[derive(Debug)]
 pub struct Request {
@@ -97,6 +109,7 @@ pub struct Request {
     pub failure: Option<Failure>,
     /// Whether a send completes only when a receive has matched it.
     pub synchronous: bool,
+    pub rendezvous: Rendezvous,
     /// Bytes received so far, of a message in several parts.
     pub filled: usize,
     /// Number of the request in the order of posting.
@@ -120,6 +133,7 @@ impl Request {
             status: Status::default(),
             failure: None,
             synchronous: false,
+            rendezvous: Rendezvous::None,
             filled: 0,
             post,
         }

@@ -111,10 +111,12 @@ impl Matching {
         (self.unexpected.iter().map(VecDeque::len).sum(), self.waiting_bytes)
     }
 
-    /// Removes an offer that its sender withdrew.
-    pub fn withdraw(&mut self, source: u32, token: u64) {
-        self.unexpected[source as usize]
-            .retain(|waiting| !matches!(waiting.body, Body::Offer(offer) if offer.token == token));
+    /// Removes an offer that its sender withdrew. Returns whether no receive had matched it.
+    pub fn withdraw(&mut self, source: u32, token: u64) -> bool {
+        let queue = &mut self.unexpected[source as usize];
+        let all = queue.len();
+        queue.retain(|waiting| !matches!(waiting.body, Body::Offer(offer) if offer.token == token));
+        queue.len() < all
     }
 
     /// Removes a synchronous send of this rank to itself that no receive has matched.

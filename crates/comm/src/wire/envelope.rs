@@ -22,7 +22,8 @@ pub mod kind {
     pub const DATA: u32 = 4;
     /// The receiver has all of a message: `tag` names the sender's request. `length` is 0 on success.
     pub const TAKEN: u32 = 5;
-    /// The sender withdraws an offered message: `tag` names the sender's request.
+    /// The sender withdraws an offered message: `tag` names the sender's request. If `length` is 1, only a message that no
+    /// receive has matched; then the receiver sends a [`TAKEN`] that is no success.
     pub const WITHDRAWN: u32 = 6;
     /// A waiting rank sends its call: `tag` is the number of the collective, `call` the call.
     pub const CALLED: u32 = 7;

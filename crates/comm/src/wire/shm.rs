@@ -26,7 +26,7 @@ use super::Outgoing;
 use super::control::{self, ControlAction};
 use super::cross_memory::CrossMemory;
 use super::envelope::{ENVELOPE_BYTES, EXTRA_BYTES, Envelope, kind};
-use crate::matching::{MatchKey, Matching, State, truncated};
+use crate::matching::{MatchKey, Matching, RequestId, State, truncated};
 
 mod handshake;
 mod large_copy;
@@ -453,8 +453,14 @@ impl ShmTransport {
                 self.outgoing_copies.retain(|help| help.request != id);
             }
             ControlAction::Withdrawn(token) => self.withdrawn(token, matching),
+            ControlAction::Respond(message) => self.send(message, matching)?,
         }
         Ok(())
+    }
+
+    /// Whether nothing of a send has left.
+    pub fn is_unsent(&self, id: RequestId) -> bool {
+        control::is_unsent(&self.outbox, id, false)
     }
 
     pub fn is_flushed(&self) -> bool {

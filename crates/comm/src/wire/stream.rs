@@ -373,7 +373,7 @@ impl StreamTransport {
                 self.start += ENVELOPE_BYTES + extra_bytes;
                 match control::handle(self.peer, &envelope, extra, matching)? {
                     ControlAction::Accept(offer, id) => self.accept(offer, id, matching)?,
-                    ControlAction::Data(message) => self.send(message, matching)?,
+                    ControlAction::Data(message) | ControlAction::Respond(message) => self.send(message, matching)?,
                     ControlAction::Withdrawn(_)
                     | ControlAction::Nothing
                     | ControlAction::Taken(_)
@@ -441,6 +441,11 @@ impl StreamTransport {
         if sending && retract(&mut self.outbox, id, self.sent > 0) {
             self.outbox.push_back(withdrawal(id));
         }
+    }
+
+    /// Whether nothing of a send has left.
+    pub fn is_unsent(&self, id: RequestId) -> bool {
+        control::is_unsent(&self.outbox, id, self.sent > 0)
     }
 
     pub fn is_flushed(&self) -> bool {

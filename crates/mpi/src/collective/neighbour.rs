@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::handle::{Aint, Comm, Count, Datatype, PROC_NULL};
 use crate::pointer::{Buffer, In};
 use crate::request::Active;
-use crate::topology::neighbours;
+use crate::topology::{Topology, neighbours};
 
 /// Numbers of neighbours: those that a rank receives from, and those that it sends to.
 fn degrees(comm: Comm) -> Result<(usize, usize)> {
@@ -18,9 +18,21 @@ fn degrees(comm: Comm) -> Result<(usize, usize)> {
     Ok((sources.len(), targets.len()))
 }
 
-/// Exchanges one piece with each neighbour. Several edges between two ranks keep their order.
-fn exchange(sent: Vec<Side>, received: Vec<Side>, comm: Comm, mode: Mode) -> Result<Active> {
-    let (sources, targets) = neighbours(&*communicator::get_intra(comm)?)?;
+/// Exchanges one piece with each neighbour. Several edges between two ranks keep their order; those of a grid are in the
+/// order in which the receiver has them.
+fn exchange(mut sent: Vec<Side>, received: Vec<Side>, comm: Comm, mode: Mode) -> Result<Active> {
+    let object = communicator::get_intra(comm)?;
+    let (sources, mut targets) = neighbours(&object)?;
+    if let Some(Topology::Grid(_)) = object.topology.get() {
+        // What leaves in the negative direction arrives from the positive one. In a dimension of one or two ranks that
+        // wraps, both neighbours are the same rank.
+        sent.as_chunks_mut::<2>().0.iter_mut().for_each(|pair| pair.swap(0, 1));
+        targets
+            .as_chunks_mut::<2>()
+            .0
+            .iter_mut()
+            .for_each(|pair| pair.swap(0, 1));
+    }
     let pieces = |sides: Vec<Side>, ranks: Vec<c_int>| {
         let real = sides.into_iter().zip(ranks).filter(|(_, rank)| *rank != PROC_NULL);
         let (all, ranks) = real.map(|(side, rank)| (side, rank as usize)).unzip();

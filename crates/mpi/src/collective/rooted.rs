@@ -9,7 +9,7 @@ use crate::collective::{Kept, Mode, Side, collectives, inter, is_root, nothing, 
 use crate::communicator::{self, CommObject};
 use crate::error::Result;
 use crate::face::mpi;
-use crate::handle::{Comm, Count, Datatype, Info, ROOT, Request};
+use crate::handle::{Comm, Count, Datatype, Info, PROC_NULL, ROOT, Request};
 use crate::info;
 use crate::pointer::{Buffer, In, Out};
 use crate::request::{self, Active};
@@ -201,6 +201,14 @@ fn side(buffer: Buffer, count: Count, datatype: Datatype) -> Result<Option<Side>
     }
 }
 
+/// As [`side`], of what a rank beside the root has: in the root's group of an intercommunicator, it means nothing.
+fn beside_root(root: c_int, comm: Comm, buffer: Buffer, count: Count, datatype: Datatype) -> Result<Option<Side>> {
+    match communicator::get(comm)?.is_inter() && matches!(root, ROOT | PROC_NULL) {
+        true => Ok(None),
+        false => side(buffer, count, datatype),
+    }
+}
+
 /// The blocks that the root alone has.
 fn at_root(root: c_int, comm: Comm, blocks: impl FnOnce(&CommObject) -> Result<Blocks>) -> Result<Option<Blocks>> {
     let object = communicator::get(comm)?;
@@ -218,15 +226,23 @@ collectives! {
     fn MPI_Bcast MPI_Bcast_c MPI_Ibcast MPI_Ibcast_c MPI_Bcast_init MPI_Bcast_init_c (
         buffer: Buffer, count: N, datatype: Datatype, root: c_int, comm: Comm
     ) [comm] {
-        let side = Side::new(buffer, count as Count, datatype)?;
-        plan(move |mode| bcast(side.clone(), root, comm, mode))
+        let object = communicator::get(comm)?;
+        // Where a rank has no part, its arguments mean nothing.
+        let side = match object.is_inter() && root == PROC_NULL {
+            true => None,
+            false => Some(Side::new(buffer, count as Count, datatype)?),
+        };
+        plan(move |mode| match side.clone() {
+            Some(side) => bcast(side, root, comm, mode),
+            None => inter::exchange(object.clone(), [], []),
+        })
     }
 
     fn MPI_Gather MPI_Gather_c MPI_Igather MPI_Igather_c MPI_Gather_init MPI_Gather_init_c (
         buffer: Buffer, count: N, datatype: Datatype, into: Buffer, room: N, of: Datatype, root: c_int, comm: Comm
     ) [comm] {
         let all = at_root(root, comm, |object| Blocks::equal(object, into, room as Count, of))?;
-        let own = side(buffer, count as Count, datatype)?;
+        let own = beside_root(root, comm, buffer, count as Count, datatype)?;
         plan(move |mode| gather(Lengths::Equal, own.clone(), all.clone(), root, comm, mode))
     }
 
@@ -235,7 +251,7 @@ collectives! {
         root: c_int, comm: Comm
     ) [comm] {
         let all = at_root(root, comm, |object| Blocks::of(object, into, counts, places, of))?;
-        let own = side(buffer, count as Count, datatype)?;
+        let own = beside_root(root, comm, buffer, count as Count, datatype)?;
         plan(move |mode| gather(Lengths::Any, own.clone(), all.clone(), root, comm, mode))
     }
 
@@ -243,7 +259,7 @@ collectives! {
         buffer: Buffer, count: N, datatype: Datatype, into: Buffer, room: N, of: Datatype, root: c_int, comm: Comm
     ) [comm] {
         let all = at_root(root, comm, |object| Blocks::equal(object, buffer, count as Count, datatype))?;
-        let own = side(into, room as Count, of)?;
+        let own = beside_root(root, comm, into, room as Count, of)?;
         plan(move |mode| scatter(Lengths::Equal, all.clone(), own.clone(), root, comm, mode))
     }
 
@@ -252,7 +268,7 @@ collectives! {
         root: c_int, comm: Comm
     ) [comm] {
         let all = at_root(root, comm, |object| Blocks::of(object, buffer, counts, places, datatype))?;
-        let own = side(into, room as Count, of)?;
+        let own = beside_root(root, comm, into, room as Count, of)?;
         plan(move |mode| scatter(Lengths::Any, all.clone(), own.clone(), root, comm, mode))
     }
 

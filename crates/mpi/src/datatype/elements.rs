@@ -13,7 +13,8 @@ impl TypeObject {
     /// The runs of bytes of `count` elements, as accesses to windows transfer them: pairs with their padding.
     pub fn element_runs(&self, count: usize) -> Vec<(isize, usize)> {
         if self.is_whole() {
-            return vec![(0, self.extent as usize * count)];
+            // A length that no memory has is refused by the target.
+            return vec![(0, (self.extent as usize).saturating_mul(count))];
         }
         let mut runs: Vec<(isize, usize)> = Vec::new();
         self.visit_all(count, |start, length| {

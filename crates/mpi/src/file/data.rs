@@ -1,6 +1,9 @@
 //! Reading and writing: at a place, at the rank's own pointer, and at the shared one.
 
-use super::{FileObject, get, lock};
+use std::sync::Arc;
+
+use super::{FileObject, View, agreed, get, lock};
+use crate::datatype::TypeObject;
 use crate::error::{Error, Result, class};
 use crate::face::mpi;
 use crate::handle::{Count, Datatype, File, Offset, Request};
@@ -47,21 +50,20 @@ fn first(file: &FileObject, place: Place, count: Offset) -> Result<Offset> {
                 .iter()
                 .map(|word| Offset::from_ne_bytes(*word))
                 .collect();
-            let mut start = [0; 8];
-            if local.rank() == 0 {
-                start = file
-                    .shared
-                    .change(|start| start + counts.iter().sum::<Offset>())?
-                    .to_ne_bytes();
-            }
+            let total = counts.iter().sum::<Offset>();
+            let moved = match local.rank() {
+                0 => file.shared.change(|start| start + total),
+                _ => Ok(0),
+            };
+            let mut start = agreed(&file.comm, moved)?.to_ne_bytes();
             local.bcast(&mut start, 0)?;
             Ok(Offset::from_ne_bytes(start) + counts[..local.rank() as usize].iter().sum::<Offset>())
         }
     }
 }
 
-fn transfer(file: File, place: Place, data: Data, writes: bool) -> Result<Completion> {
-    let file = get(file)?;
+/// The datatype, the count and the bytes of a transfer that is allowed.
+fn checked(file: &FileObject, view: &View, data: &Data, writes: bool) -> Result<(Arc<TypeObject>, usize, usize)> {
     let (of, count) = data.check()?;
     if (writes && file.mode & READ_ONLY != 0) || (!writes && file.mode & WRITE_ONLY != 0) {
         let what = if writes { "written" } else { "read" };
@@ -71,14 +73,26 @@ fn transfer(file: File, place: Place, data: Data, writes: bool) -> Result<Comple
         ));
     }
     let length = of.bytes(count)?;
-    let view = file.view();
     if !length.is_multiple_of(view.element.size.max(1)) {
         return Err(Error::new(
             class::TYPE,
             "the data is not made of whole elements of the view",
         ));
     }
+    Ok((of, count, length))
+}
+
+fn transfer(file: File, place: Place, data: Data, writes: bool) -> Result<Completion> {
+    let file = get(file)?;
+    let view = file.view();
+    let mut allowed = checked(&file, &view, &data, writes);
+    if let Place::Ordered = place {
+        // Each rank waits for the counts of the others.
+        allowed = agreed(&file.comm, allowed);
+    }
+    let (of, count, length) = allowed?;
     let start = first(&file, place, elements(&file, length))? as u64 * view.element.size as u64;
+    let _others_wait = file.exclude_others(&view, start, length, writes)?;
     let mut packed;
     let bytes = match (of.dense, writes) {
         (true, true) => {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::shared::SharedPointer;
-use super::{FILES, FileObject, View, get, lock, number_of};
+use super::{FILES, FileObject, View, agreed, get, lock, number_of};
 use crate::communicator::{self, CommObject};
 use crate::datatype;
 use crate::errhandler::{self, FILE_HANDLER};
@@ -56,40 +56,51 @@ fn told(comm: &CommObject, number: u64) -> Result<u64> {
     Ok(u64::from_ne_bytes(word))
 }
 
+/// What a rank has opened, and its first position.
+struct Opened {
+    file: std::fs::File,
+    position: Offset,
+    pairs: Vec<(String, String)>,
+}
+
+/// Opens the file on this rank. The first rank creates it, before the others open it.
+fn opened(name: &str, given: c_int, creates: bool, given_info: Info) -> Result<Opened> {
+    let pairs = info::optional(given_info)?.map(|info| info.pairs().clone());
+    let file = open_here(name, given, creates)?;
+    let position = match given & mode::APPEND {
+        0 => 0,
+        _ => file.metadata()?.len() as Offset,
+    };
+    Ok(Opened {
+        file,
+        position,
+        pairs: pairs.unwrap_or_default(),
+    })
+}
+
 fn open(comm: Comm, name: Text, given: c_int, given_info: Info, handle: Out<File>) -> Result<()> {
-    check_mode(given)?;
-    let name = name.get()?;
+    let object = communicator::get_intra(comm)?;
+    let own = Arc::new(CommObject::new(Some(object.local()?.dup()?), object.handler()));
+    let name = agreed(&own, check_mode(given).and_then(|()| name.get()))?;
     let name = name
         .strip_prefix("file:")
         .or(name.strip_prefix("ufs:"))
         .unwrap_or(&name)
         .to_owned();
-    let object = communicator::get_intra(comm)?;
-    let own = Arc::new(CommObject::new(Some(object.local()?.dup()?), object.handler()));
     // The first rank creates the file, so that only one does.
-    let first = (own.rank() == 0).then(|| open_here(&name, given, true));
-    let failed = match &first {
-        Some(Err(error)) => error.code as u64,
-        _ => 0,
+    let first = match own.rank() {
+        0 => opened(&name, given, true, given_info).map(Some),
+        _ => Ok(None),
     };
-    let code = told(&own, failed)?;
-    let file = match first {
-        Some(file) => file?,
-        None if code != 0 => return Err(Error::new(code as c_int, format!("{name} could not be opened"))),
-        None => open_here(&name, given, false)?,
+    let file = match agreed(&own, first)? {
+        Some(file) => Ok(file),
+        None => opened(&name, given, false, given_info),
     };
+    let Opened { file, position, pairs } = agreed(&own, file)?;
     let mut random = [0; 8];
     // SAFETY: the room is as long as it is said to be. Without random bytes the key is zero, which is a key too.
     unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
     let key = told(&own, u64::from_ne_bytes(random))?;
-    let pairs = info::optional(given_info)?
-        .map(|info| info.pairs().clone())
-        .unwrap_or_default();
-    let position = if given & mode::APPEND != 0 {
-        file.metadata()?.len() as Offset
-    } else {
-        0
-    };
     let opened = FileObject {
         shared: SharedPointer::new(&name, key),
         file,
@@ -100,12 +111,15 @@ fn open(comm: Comm, name: Text, given: c_int, given_info: Info, handle: Out<File
         view: Mutex::new(View::bytes(datatype::get(datatype::named("MPI_BYTE")?)?)),
         position: Mutex::new(position),
         is_atomic: AtomicBool::new(false),
+        transfer: Mutex::default(),
         handler: AtomicNumber::new(FILE_HANDLER.load(Ordering::Acquire)),
         begun: Mutex::new(None),
     };
-    if position > 0 && opened.comm.rank() == 0 {
-        opened.shared.change(|_| position)?;
-    }
+    let moved = match position > 0 && opened.comm.rank() == 0 {
+        true => opened.shared.change(|_| position).map(|_| ()),
+        false => Ok(()),
+    };
+    agreed(&opened.comm, moved)?;
     handle
         .check()?
         .set(File(FILES.insert(Arc::new(opened)) as u32 as usize));
@@ -131,15 +145,18 @@ fn sought(file: &FileObject, offset: Offset, from: c_int, current: Offset) -> Re
     }
 }
 
-fn set_view(
+/// Checks a view, whose displacement may be the current one.
+fn checked_view(
     file: &FileObject,
     start: Offset,
-    element: Datatype,
-    pattern: Datatype,
-    representation: &str,
-) -> Result<()> {
+    [element, pattern]: [Datatype; 2],
+    representation: Text,
+    given: Info,
+) -> Result<View> {
+    info::optional(given)?;
+    let representation = representation.get()?;
     let (element, pattern) = (datatype::get(element)?, datatype::get(pattern)?);
-    if !matches!(representation, "native" | "internal") {
+    if !matches!(&*representation, "native" | "internal") {
         return Err(Error::new(
             class::UNSUPPORTED_DATAREP,
             format!("the representation {representation} is not supported"),
@@ -156,18 +173,47 @@ fn set_view(
             "the view begins before the file, or is not made of its elements",
         ));
     }
-    *lock(&file.view) = View {
+    Ok(View {
         start,
         element,
         pattern,
-        representation: representation.into(),
-    };
+        representation,
+    })
+}
+
+fn set_view(file: &FileObject, view: Result<View>) -> Result<()> {
+    *lock(&file.view) = agreed(&file.comm, view)?;
     *lock(&file.position) = 0;
-    file.comm.local()?.barrier()?;
     if file.comm.rank() == 0 && (file.mode & mode::READ_ONLY == 0) {
         file.shared.remove();
     }
     file.comm.local()?.barrier()?;
+    Ok(())
+}
+
+/// Has the first rank do something after all ranks have called it. Returns its outcome on all ranks, when it is done.
+fn by_first(file: &FileObject, action: impl FnOnce() -> Result<()>) -> Result<()> {
+    file.comm.local()?.barrier()?;
+    let outcome = match file.comm.rank() {
+        0 => action(),
+        _ => Ok(()),
+    };
+    agreed(&file.comm, outcome)
+}
+
+/// Makes a file that is shorter than this longer.
+fn grow(file: &FileObject, size: u64) -> Result<()> {
+    if file.file.metadata()?.len() < size {
+        file.file.set_len(size)?;
+    }
+    Ok(())
+}
+
+fn sync(file: &FileObject) -> Result<()> {
+    // SAFETY: the descriptor is open.
+    if file.mode & mode::READ_ONLY == 0 && unsafe { libc::fsync(file.file.as_raw_fd()) } != 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
     Ok(())
 }
 
@@ -198,17 +244,16 @@ mpi! {
     fn MPI_File_close (handle: Out<File>) [File::NULL] {
         let file = handle.get()?;
         let object = get(file)?;
-        object.comm.local()?.barrier()?;
-        if object.comm.rank() == 0 {
+        let closed = by_first(&object, || {
             object.shared.remove();
-            if object.mode & mode::DELETE_ON_CLOSE != 0 {
-                std::fs::remove_file(&object.name)?;
+            match object.mode & mode::DELETE_ON_CLOSE {
+                0 => Ok(()),
+                _ => Ok(std::fs::remove_file(&object.name)?),
             }
-        }
+        });
         FILES.remove(number_of(file));
         handle.set(File::NULL);
-        object.comm.local()?.barrier()?;
-        Ok(())
+        closed
     }
 
     fn MPI_Register_datarep (
@@ -229,23 +274,12 @@ mpi! {
 
     fn MPI_File_set_size (file: File, size: Offset) [file] {
         let object = get(file)?;
-        let size = size_of_file(size)?;
-        object.comm.local()?.barrier()?;
-        if object.comm.rank() == 0 {
-            object.file.set_len(size)?;
-        }
-        object.comm.local()?.barrier()?;
-        Ok(())
+        by_first(&object, || Ok(object.file.set_len(size_of_file(size)?)?))
     }
 
     fn MPI_File_preallocate (file: File, size: Offset) [file] {
         let object = get(file)?;
-        let size = size_of_file(size)?;
-        if object.comm.rank() == 0 && object.file.metadata()?.len() < size {
-            object.file.set_len(size)?;
-        }
-        object.comm.local()?.barrier()?;
-        Ok(())
+        by_first(&object, || grow(&object, size_of_file(size)?))
     }
 
     fn MPI_File_get_size (file: File, size: Out<Offset>) [file] {
@@ -280,8 +314,7 @@ mpi! {
         file: File, start: Offset, element: Datatype, pattern: Datatype, representation: Text, given: Info
     ) [file] {
         let object = get(file)?;
-        info::optional(given)?;
-        set_view(&object, start, element, pattern, &representation.get()?)
+        set_view(&object, checked_view(&object, start, [element, pattern], representation, given))
     }
 
     fn MPI_File_get_view (
@@ -310,9 +343,8 @@ mpi! {
 
     fn MPI_File_seek_shared (file: File, offset: Offset, from: c_int) [file] {
         let object = get(file)?;
-        object.comm.local()?.barrier()?;
-        let mut outcome = Ok(());
-        if object.comm.rank() == 0 {
+        by_first(&object, || {
+            let mut outcome = Ok(());
             object.shared.change(|current| match sought(&object, offset, from, current) {
                 Ok(place) => place,
                 Err(error) => {
@@ -320,9 +352,8 @@ mpi! {
                     current
                 }
             })?;
-        }
-        object.comm.local()?.barrier()?;
-        outcome
+            outcome
+        })
     }
 
     fn MPI_File_get_position_shared (file: File, offset: Out<Offset>) [file] {
@@ -363,12 +394,7 @@ mpi! {
 
     fn MPI_File_sync (file: File) [file] {
         let object = get(file)?;
-        // SAFETY: the descriptor is open.
-        if object.mode & mode::READ_ONLY == 0 && unsafe { libc::fsync(object.file.as_raw_fd()) } != 0 {
-            return Err(std::io::Error::last_os_error().into());
-        }
-        object.comm.local()?.barrier()?;
-        Ok(())
+        agreed(&object.comm, sync(&object))
     }
 
     fn MPI_File_set_errhandler (file: File, handler: Errhandler) [file] {

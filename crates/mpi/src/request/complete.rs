@@ -426,12 +426,15 @@ mpi! {
         let call = match active.as_mut() {
             Some(Active::Generalized(generalized)) => Some((generalized.cancel, generalized.state)),
             Some(Active::Message(message)) if !ended => {
-                if turn.cancel(&message.operation) {
-                    *active = Some(Active::Over(Completion {
+                let has_ended = turn.cancel(&message.operation);
+                *active = match active.take() {
+                    _ if has_ended => Some(Active::Over(Completion {
                         cancelled: true,
                         ..Completion::empty()
-                    }));
-                }
+                    })),
+                    Some(Active::Message(message)) if !message.is_receive => Some(Active::Cancelling(message)),
+                    other => other,
+                };
                 None
             }
             _ => None,

@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 
 use dayfly_comm::detached::Turn;
 
-use super::shared::Part;
+use super::shared::{Part, outside};
 use super::wire::{Kind, Request, Response};
-use super::{Claim, State, WINDOW, Waiting, WindowObject, get, serve};
+use super::{Claim, State, WINDOW, Waiting, WindowObject, get, room_for, serve};
 use crate::datatype::{self, TypeObject, count_of};
 use crate::errhandler::Place;
 use crate::error::{Error, Result, class};
@@ -222,7 +222,7 @@ fn start_put(from: Result<Side>, into: Result<Side>, target: Result<Option<Targe
             target.apply_here(&put(&from, &into), None)?;
             return Ok(None);
         };
-        let place = part.place(target.displacement, (at, at + length.min(room) as isize))?;
+        let place = part.place(target.displacement, at, length.min(room))?;
         copy(
             from.buffer.address().wrapping_add_signed(start),
             place.wrapping_add_signed(at),
@@ -250,7 +250,7 @@ fn start_get(into: Result<Side>, from: Result<Side>, target: Result<Option<Targe
             target.apply_here(&request(), Some(&into))?;
             return Ok(None);
         };
-        let place = part.place(target.displacement, (at, at + length as isize))?;
+        let place = part.place(target.displacement, at, length)?;
         copy(
             place.wrapping_add_signed(at),
             into.buffer.address().wrapping_add_signed(start),
@@ -321,7 +321,8 @@ impl Target {
         let (Some(shared), Some(part)) = (&self.window.shared, self.part()) else {
             return Ok(());
         };
-        let start = part.place(self.displacement, bounds(&request.runs))?;
+        let (low, length) = bounds(&request.runs).ok_or_else(outside)?;
+        let start = part.place(self.displacement, low, length)?;
         let is_atomic = !matches!(request.kind, Kind::Put | Kind::Get);
         let lock = is_atomic.then(|| self.window.accumulating(shared, self.rank));
         let lock = lock.transpose()?;
@@ -347,9 +348,7 @@ impl Target {
             };
             return self.apply_here(&change.request(kind, from, into), result);
         };
-        let place = part
-            .place(self.displacement, (at, at + all as isize))?
-            .wrapping_add_signed(at);
+        let place = part.place(self.displacement, at, all)?.wrapping_add_signed(at);
         let from = from.buffer.address().wrapping_add_signed(start);
         let _lock = self.window.accumulating(shared, self.rank)?;
         if let (Some(result), Some((start, room))) = (result, room) {
@@ -370,33 +369,55 @@ impl Target {
     }
 }
 
-/// Where runs of bytes begin and end.
-fn bounds(runs: &[(isize, usize)]) -> (isize, isize) {
-    let ends = |(offset, length): &(isize, usize)| (*offset, offset.saturating_add(*length as isize));
-    let all = runs.iter().map(ends);
-    all.reduce(|(low, high), (start, end)| (low.min(start), high.max(end)))
-        .unwrap_or((0, 0))
+/// Where runs of bytes begin, and the bytes from there to the end of the last; `None` if no memory is as long.
+fn bounds(runs: &[(isize, usize)]) -> Option<(isize, usize)> {
+    let (mut low, mut high) = (isize::MAX, isize::MIN);
+    for (offset, length) in runs {
+        low = low.min(*offset);
+        high = high.max(offset.checked_add_unsigned(*length)?);
+    }
+    match runs {
+        [] => Some((0, 0)),
+        _ => Some((low, usize::try_from(high.checked_sub(low)?).ok()?)),
+    }
 }
 
 fn elements(runs: &[(isize, usize)], start: usize, mut see: impl FnMut(Buffer, usize)) {
     for (offset, length) in runs {
-        see(Buffer::new((start as isize + offset) as *mut _), *length);
+        see(Buffer::new(start.wrapping_add_signed(*offset) as *mut _), *length);
     }
 }
 
 impl WindowObject {
-    /// The address that a request begins at, if all that it concerns lies in the window.
+    /// The address that a request begins at, if each of its runs lies in the window. The request may come from a peer
+    /// that sends anything.
     fn place(&self, state: &State, request: &Request) -> Result<usize> {
-        let (low, high) = bounds(&request.runs);
-        if self.flavor != DYNAMIC {
-            return self.memory.part.place(request.displacement, (low, high));
-        }
-        let start = request.displacement as usize;
-        let (low, high) = (start.wrapping_add_signed(low), start.wrapping_add_signed(high));
-        let found = state.attached.range(..=low).next_back();
-        let fits = low == high || found.is_some_and(|(start, length)| high >= low && high <= start + length);
-        fits.then_some(start)
-            .ok_or_else(|| Error::new(class::RMA_RANGE, "the access lies outside of the window"))
+        let is_dynamic = self.flavor == DYNAMIC;
+        let start = match is_dynamic {
+            true => request.displacement,
+            false => {
+                let unit = i64::try_from(self.memory.part.unit).map_err(|_| outside())?;
+                request.displacement.checked_mul(unit).ok_or_else(outside)?
+            }
+        };
+        let lies_inside = |(offset, length): &(isize, usize)| {
+            // Addresses are unsigned: a run may begin above the middle of them.
+            let first = match is_dynamic {
+                true => (start as usize).checked_add_signed(*offset),
+                false => start
+                    .checked_add(*offset as i64)
+                    .and_then(|first| usize::try_from(first).ok()),
+            };
+            let ends = first.and_then(|first| Some((first, first.checked_add(*length)?)));
+            ends.is_some_and(|(first, end)| match is_dynamic {
+                true => state.is_attached(first, end),
+                false => end <= self.memory.part.size,
+            })
+        };
+        let fits = request.is_sound() && request.runs.iter().all(|run| run.1 == 0 || lies_inside(run));
+        let base = if is_dynamic { 0 } else { self.memory.part.start };
+        fits.then_some(base.wrapping_add_signed(start as isize))
+            .ok_or_else(outside)
     }
 
     /// Applies a request of another rank, or of this one.
@@ -467,11 +488,12 @@ impl WindowObject {
 
 /// Applies an access to memory. Returns the bytes that the other rank gets.
 fn access(request: &Request, start: usize) -> Result<Vec<u8>> {
-    let length = request.length();
     let read = || {
-        let mut old = Vec::with_capacity(length);
+        // Runs may overlap, and so be longer together than the window.
+        let length = request.length().unwrap_or(usize::MAX);
+        let mut old = room_for(length)?;
         elements(&request.runs, start, |place, length| old.extend(place.bytes(length)));
-        old
+        Ok(old)
     };
     let write = |bytes: &[u8]| {
         let mut rest = bytes;
@@ -482,13 +504,13 @@ fn access(request: &Request, start: usize) -> Result<Vec<u8>> {
         });
     };
     match request.kind {
-        Kind::Get => Ok(read()),
+        Kind::Get => read(),
         Kind::Put => {
             write(&request.data);
             Ok(Vec::new())
         }
         Kind::CompareAndSwap => {
-            let old = read();
+            let old = read()?;
             let (compare, new) = request.data.split_at(request.data.len() / 2);
             if old == compare {
                 write(new);
@@ -497,7 +519,7 @@ fn access(request: &Request, start: usize) -> Result<Vec<u8>> {
         }
         _ => {
             let old = if request.kind == Kind::GetAccumulate {
-                read()
+                read()?
             } else {
                 Vec::new()
             };
@@ -507,7 +529,7 @@ fn access(request: &Request, start: usize) -> Result<Vec<u8>> {
                 op => {
                     let handle = Datatype(request.element);
                     let by = reduction(op, handle, &datatype::get(handle)?)?;
-                    let mut new = read();
+                    let mut new = read()?;
                     let length = new.len().min(request.data.len()) / by.bytes.max(1) * by.bytes;
                     by.operation
                         .combine(&request.data[..length], &mut new[..length], by.element);

@@ -38,14 +38,18 @@ pub struct Part {
     pub unit: usize,
 }
 
+/// The error of an access that the window has not the memory for.
+pub fn outside() -> Error {
+    Error::new(class::RMA_RANGE, "the access lies outside of the window")
+}
+
 impl Part {
-    /// The address of an access, if what lies between these offsets from it is in the part.
-    pub fn place(&self, displacement: i64, (low, high): (isize, isize)) -> Result<usize> {
-        let outside = || Error::new(class::RMA_RANGE, "the access lies outside of the window");
+    /// The address of an access, if the `length` bytes that begin `low` bytes after it are in the part.
+    pub fn place(&self, displacement: i64, low: isize, length: usize) -> Result<usize> {
         let start = displacement.checked_mul(self.unit as i64).ok_or_else(outside)? as isize;
-        let fits = low == high
-            || (start.checked_add(low).is_some_and(|low| low >= 0)
-                && start.checked_add(high).is_some_and(|high| high <= self.size as isize));
+        let first = start.checked_add(low).and_then(|first| usize::try_from(first).ok());
+        let end = first.and_then(|first| first.checked_add(length));
+        let fits = length == 0 || end.is_some_and(|end| end <= self.size);
         fits.then_some(self.start.wrapping_add_signed(start))
             .ok_or_else(outside)
     }

@@ -240,6 +240,10 @@ mpi! {
         turn.progress();
         super::serve(&mut turn);
         let mut state = window.state();
+        // A lost rank never ends its accesses.
+        if let Some(error) = state.failures.remove(&super::WINDOW) {
+            return Err(error);
+        }
         let ended = !state.is_exposed();
         flag.check()?.set(ended.into());
         if ended && !state.end_exposure() {

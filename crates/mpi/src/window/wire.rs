@@ -32,6 +32,11 @@ const KINDS: [Kind; 10] = [
     Kind::Complete,
 ];
 
+/// Words before the runs of a request.
+const HEAD_WORDS: usize = 6;
+/// Bytes of a request that name it.
+pub const HEAD_BYTES: usize = 8 * HEAD_WORDS;
+
 /// A request.
 pub struct Request {
     pub kind: Kind,
@@ -85,9 +90,19 @@ impl Request {
         }
     }
 
-    /// Bytes of the target's memory that it concerns.
-    pub fn length(&self) -> usize {
-        self.runs.iter().map(|(_, length)| length).sum()
+    /// Bytes of the target's memory that it concerns; `None` if they are more than memory can have.
+    pub fn length(&self) -> Option<usize> {
+        let mut lengths = self.runs.iter().map(|(_, length)| length);
+        let all = lengths.try_fold(0usize, |sum, length| sum.checked_add(*length));
+        all.filter(|all| isize::try_from(*all).is_ok())
+    }
+
+    /// Whether its runs are possible, and have room for its data.
+    pub fn is_sound(&self) -> bool {
+        // The value to compare with, and the new one.
+        let values = if self.kind == Kind::CompareAndSwap { 2 } else { 1 };
+        let room = self.length().and_then(|length| length.checked_mul(values));
+        room.is_some_and(|room| self.data.len() <= room)
     }
 
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -110,7 +125,7 @@ impl Request {
     }
 
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let (head, rest) = words(bytes, 6)?;
+        let (head, rest) = words(bytes, HEAD_WORDS)?;
         let (runs, data) = words(rest, (head[5] as usize).checked_mul(2).ok_or_else(broken)?)?;
         let kind = KINDS.into_iter().find(|kind| *kind as u64 == head[0]);
         Ok(Self {
@@ -125,6 +140,11 @@ impl Request {
                 .collect(),
             data: data.to_vec(),
         })
+    }
+
+    /// The number of a request of which only the first words have arrived.
+    pub fn id_of(bytes: &[u8]) -> Result<u64> {
+        Ok(words(bytes, HEAD_WORDS)?.0[1])
     }
 }
 

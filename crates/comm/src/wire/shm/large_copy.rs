@@ -7,7 +7,7 @@ use dayfly_protocol::error::{Code, Failure};
 use super::{BOARDS, EAGER_BYTES, ShmTransport, at};
 use crate::matching::{Matching, Request, RequestId, State, truncated};
 use crate::wire::Outgoing;
-use crate::wire::control::{retract, withdrawal};
+use crate::wire::control::{retract, taken, withdrawal};
 use crate::wire::envelope::{Envelope, Offer, kind};
 
 /// Smallest piece in bytes: large compared with a system call, small compared with the message.
@@ -333,14 +333,5 @@ impl ShmTransport {
         if retract(&mut self.outbox, id, begun) {
             self.outbox.push_back(withdrawal(id));
         }
-    }
-}
-
-fn taken(token: u32, well: bool) -> Envelope {
-    Envelope {
-        kind: kind::TAKEN,
-        tag: token,
-        length: u64::from(!well),
-        ..Envelope::default()
     }
 }

@@ -327,7 +327,7 @@ def test_killed_rank_ends_the_query(client, data):
 @pytest.mark.parametrize("kill", [1, 2])
 def test_query_of_a_lost_rank_runs_again(client, data, kill):
     others = serving()
-    with client.frames(ranks=2) as session:
+    with client.frames(ranks=2, recover="query") as session:
         query = long_query(session, data)
         expected = rows(query.collect())
         assert sum(row["n"] for row in expected) == 20_000 * 2_000
@@ -529,9 +529,9 @@ def test_copies_of_kept_rows_outlive_a_killed_worker(client, data):
             kept.persist(replicas=2)
 
 
-def test_copies_need_a_session_that_goes_on(session, trips):
-    with pytest.raises(dayfly.RequestError, match='recover="tasks"'):
-        trips.persist(replicas=2)
+def test_copies_need_a_session_that_goes_on(client, data, trips):
+    with client.frames(ranks=2, recover="query") as session, pytest.raises(dayfly.RequestError, match='"tasks"'):
+        session.scan_parquet(data / "trips").persist(replicas=2)
     with pytest.raises(ValueError, match="at least one rank"):
         trips.persist(replicas=0)
 

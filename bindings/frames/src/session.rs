@@ -206,7 +206,8 @@ impl Session {
             recovery: match recover {
                 "auto" => Recovery::Auto,
                 "tasks" => Recovery::Tasks,
-                _ => Recovery::Query,
+                "query" => Recovery::Query,
+                _ => Recovery::None,
             },
             stores: StoreOptions::new(stores).map_err(|failure| raise(py, &failure))?,
             ..SessionOptions::default()

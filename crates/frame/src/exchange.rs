@@ -37,7 +37,7 @@ pub use channel::{RECEIVED_BYTES, RankChannels, copied_parts, kept_rows};
 pub use error::ExchangeError;
 pub use held::Holder;
 pub use measures::unplanned;
-pub use recoveries::{ByInput, Recovering, guide, recovering_of};
+pub use recoveries::{Policy, Recovering, guide, recovering_of};
 pub use samples::{Part, cuts_of};
 pub use server::serve;
 

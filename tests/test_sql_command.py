@@ -163,6 +163,19 @@ def test_explain_shows_the_stages_of_ranks(sql: Shell) -> None:
     assert "output_rows" in sql("EXPLAIN ANALYZE SELECT zone, count(*) FROM trips GROUP BY zone").stdout
 
 
+@pytest.mark.parametrize(
+    ("recover", "line"),
+    [
+        ("auto", "the query runs again on the ranks that are left: its scans read about "),
+        ("query", 'the query runs again on other ranks: the session asks for recovery "query"'),
+        ("tasks", 'tasks of lost ranks run again: the session asks for recovery "tasks"'),
+    ],
+)
+def test_recovery_is_chosen_and_explained(sql: Shell, recover: str, line: str) -> None:
+    plan = sql("--recover", recover, "/* a comment */ explain\nSELECT sum(fare) FROM trips").stdout
+    assert f"\nrecovery: {line}" in plan
+
+
 WRONG = [
     ("SELECT zone\nFROM trips,\n  tripz", 'line 3, column 3: there is no table "tripz"', "    tripz\n    ^"),
     (

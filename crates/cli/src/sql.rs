@@ -62,7 +62,10 @@ pub struct Arguments {
     /// Placement of the ranks on nodes
     #[arg(long, value_enum, default_value_t = Place::Packed)]
     placement: Place,
-    /// Maximum duration of the workers' lease [default: one day]
+    /// What happens to statements whose ranks are lost
+    #[arg(long, value_enum, default_value_t = Recover::Auto)]
+    recover: Recover,
+    /// Duration of the workers' lease, which is renewed until the command ends [default: one day]
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     duration: Option<Duration>,
     /// Isolation of the ranks [default: the site's default]
@@ -107,6 +110,26 @@ impl Format {
     }
 }
 
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Recover {
+    /// As tasks for statements that read about 4 GiB or more; others run again on the ranks that are left
+    Auto,
+    /// The statement runs again on other ranks
+    Query,
+    /// Ranks keep what they have computed, and only what a lost rank had runs again
+    Tasks,
+}
+
+impl Recover {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Query => "query",
+            Self::Tasks => "tasks",
+        }
+    }
+}
+
 /// Replaces this process by the command of the package. Returns only when that fails.
 pub fn run(arguments: &Arguments, global: &Global) -> Failure {
     if let Err(failure) = check_package(&arguments.python) {
@@ -120,6 +143,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Failure {
     };
     option("--ranks", arguments.ranks.to_string().into());
     option("--placement", Placement::from(arguments.placement).name().into());
+    option("--recover", arguments.recover.name().into());
     option("--rows", arguments.rows.to_string().into());
     for table in &arguments.table {
         option("--table", table.into());

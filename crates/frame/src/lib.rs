@@ -9,6 +9,7 @@
 //! Or all ranks of a group are programs with rows of their own, which call the same operations: each is a [`Member`].
 
 mod codec;
+mod cost;
 mod error;
 mod exchange;
 mod float_statistics;

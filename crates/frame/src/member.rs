@@ -19,7 +19,7 @@ use crate::exchange::ExchangeError;
 use crate::kept::{self, FrameId, KeptFrame, Store};
 use crate::rank::{RankOptions, runtime, service};
 use crate::recover::Recovery;
-use crate::session::{Session, SessionOptions};
+use crate::session::{Session, SessionOptions, link_of};
 
 /// The rank that runs queries for all.
 const LEADER: u32 = 0;
@@ -81,10 +81,11 @@ impl Member {
             memory: rank.memory.clone(),
             stores: rank.stores.clone(),
             // Every rank has rows of its own, which no other rank can make again.
-            recovery: Recovery::Query,
+            recovery: Recovery::None,
             ..session.clone()
         };
-        let session = Session::over(Arc::clone(&service.exchange), Arc::clone(&environment), &session)?;
+        let exchange = Arc::clone(&service.exchange);
+        let session = Session::over(exchange, Arc::clone(&environment), link_of(&communicator), &session)?;
         let runtime = runtime(rank.threads)?;
         let serving = runtime.spawn(service.run(LEADER));
         Ok(Self {

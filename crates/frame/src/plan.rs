@@ -1,6 +1,8 @@
 //! Plans: which part of a query runs on ranks.
 
+mod broadcast;
 mod checker;
+mod exchanges;
 mod one_rank;
 mod text;
 mod windows;
@@ -17,6 +19,7 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_planner::{DefaultPhysicalPlanner, PhysicalPlanner};
 use datafusion_distributed::{DistributedExec, DistributedExt};
 
+pub use self::broadcast::{Costs, with_broadcasts};
 use self::checker::Refusal;
 pub use self::one_rank::on_one_rank;
 use self::one_rank::with_last_stage_on_a_rank;

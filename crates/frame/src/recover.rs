@@ -12,11 +12,14 @@
 mod repeat;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use dayfly_protocol::error::{Code, Failure};
 use serde::{Deserialize, Serialize};
 
 pub use repeat::{Stages, along};
+
+use crate::cost::Size;
 
 /// Runs of one task, or of a whole query, whose ranks are lost.
 pub const MAX_ATTEMPTS: u32 = 3;
@@ -28,12 +31,15 @@ const MIN_KEPT_INPUT_BYTES: u64 = 4 << 30;
 /// What happens to a query whose ranks are lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Recovery {
-    /// The query fails with [`Code::RankLost`]. Its caller may run it again.
+    /// The query fails with [`Code::RankLost`].
+    None,
+    /// The query fails with [`Code::RankLost`], and its caller runs it again on other ranks.
     #[default]
     Query,
     /// Tasks keep their outputs, and only lost ones run again.
     Tasks,
-    /// As [`Recovery::Tasks`] for queries that read 4 GiB or more of files, and as [`Recovery::Query`] for others.
+    /// As [`Recovery::Tasks`] for queries whose scans read 4 GiB or more, by estimate. Others run again as a whole on the
+    /// ranks that are left, unless they have returned rows.
     Auto,
 }
 
@@ -41,18 +47,66 @@ impl Recovery {
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
+            Self::None => "none",
             Self::Query => "query",
             Self::Tasks => "tasks",
             Self::Auto => "auto",
         }
     }
 
-    /// The recovery of a query that reads so many bytes of files.
-    pub fn for_input(self, bytes: u64) -> Self {
-        match self {
+    /// Whether a session goes on with the ranks that are left.
+    pub fn goes_on(self) -> bool {
+        matches!(self, Self::Tasks | Self::Auto)
+    }
+
+    /// The recovery of a query whose scans read so many bytes.
+    pub fn for_input(self, bytes: u64) -> Choice {
+        let recovery = match self {
             Self::Auto if bytes >= MIN_KEPT_INPUT_BYTES => Self::Tasks,
             Self::Auto => Self::Query,
-            chosen => chosen,
+            chosen => return Choice::fixed(chosen),
+        };
+        Choice {
+            recovery,
+            input_bytes: Some(bytes),
+        }
+    }
+}
+
+/// The recovery of one query, and why. Its text says both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// Never [`Recovery::Auto`].
+    pub recovery: Recovery,
+    /// Bytes that the query's scans read, if these decided.
+    input_bytes: Option<u64>,
+}
+
+impl Choice {
+    /// The recovery of all queries of a session.
+    pub fn fixed(recovery: Recovery) -> Self {
+        Self {
+            recovery,
+            input_bytes: None,
+        }
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let least = Size(MIN_KEPT_INPUT_BYTES);
+        f.write_str(match (self.recovery, self.input_bytes) {
+            (Recovery::Tasks, _) => "tasks of lost ranks run again",
+            (Recovery::None, _) => "the query fails",
+            (_, Some(_)) => "the query runs again on the ranks that are left",
+            (_, None) => "the query runs again on other ranks",
+        })?;
+        match self.input_bytes {
+            Some(bytes) if self.recovery == Recovery::Tasks => {
+                write!(f, ": its scans read about {}, which is {least} or more", Size(bytes))
+            }
+            Some(bytes) => write!(f, ": its scans read about {}, which is less than {least}", Size(bytes)),
+            None => write!(f, ": the session asks for recovery {:?}", self.recovery.name()),
         }
     }
 }

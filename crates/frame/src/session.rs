@@ -21,18 +21,19 @@ use tokio::runtime::Runtime;
 use url::Url;
 
 use crate::codec::NodeCodec;
+use crate::cost::Link;
 use crate::error::failure_of;
-use crate::exchange::{ByInput, Exchange, RankChannels, Recovering, address_of, guide};
+use crate::exchange::{Exchange, Policy, RankChannels, Recovering, address_of, guide};
 use crate::float_statistics::optimizer_rules;
 use crate::functions::items;
 use crate::kept;
 use crate::memory::{Memory, needs_sorted_joins};
-use crate::plan::{Cutter, LocalPlanner, RankPlanner};
+use crate::plan::{Costs, Cutter, LocalPlanner, RankPlanner, with_broadcasts};
 use crate::progress::Running;
 use crate::ranges;
 use crate::rank::runtime;
 use crate::recover::{MAX_ATTEMPTS, Recovery};
-use crate::source::whole;
+use crate::source::{desired_tasks, whole};
 use crate::stores::StoreOptions;
 use crate::usage::{PendingUsage, begin, usage_of};
 use crate::write::{Manifest, Output, write};
@@ -159,21 +160,23 @@ impl Session {
         let environment = environment.map_err(|error| failure_of(&error))?;
         let exchange = Exchange::new(post, size - 1);
         exchange.wait_for_workers(Instant::now() + MAX_READY_TIME)?;
-        let session = Self::over(exchange, environment, options)?;
-        if session.recovery != Recovery::Query {
+        let session = Self::over(exchange, environment, link_of(communicator), options)?;
+        if session.recovery.goes_on() {
             session.runtime().spawn(guide(Arc::clone(&session.exchange)));
         }
         Ok(session)
     }
 
-    /// A session whose queries run on the workers of this exchange, and their last stage in this environment.
+    /// A session whose queries run on the workers of this exchange over such a link, and their last stage in this
+    /// environment.
     pub(crate) fn over(
         exchange: Arc<Exchange>,
         environment: Arc<RuntimeEnv>,
+        link: Link,
         options: &SessionOptions,
     ) -> Result<Self, Failure> {
         let runtime = runtime(options.partitions)?;
-        let context = context(&exchange, environment, options).map_err(|error| failure_of(&error))?;
+        let context = context(&exchange, environment, link, options).map_err(|error| failure_of(&error))?;
         Ok(Self {
             exchange,
             context,
@@ -191,6 +194,11 @@ impl Session {
     /// Number of these that are not known to be lost. A session whose tasks run again goes on with them.
     pub fn ranks_left(&self) -> u32 {
         self.exchange.left().len() as u32
+    }
+
+    /// Whether no query is under way and no frame is kept, so that nothing is lost with the session.
+    pub fn is_idle(&self) -> bool {
+        self.exchange.is_idle()
     }
 
     /// What happens to queries whose ranks are lost.
@@ -226,11 +234,11 @@ impl Session {
             let (plan, exchange) = (plan.clone(), Arc::clone(&self.exchange));
             async move {
                 let start = Instant::now();
-                let (plan, rows, recovery) = begin(&context, plan).await?;
+                let (plan, rows, choice) = begin(&context, plan).await?;
                 Ok(Rows {
                     schema: rows.schema(),
                     batches: collect(rows).await?,
-                    usage: usage_of(plan, start.elapsed(), exchange, recovery),
+                    usage: usage_of(plan, start.elapsed(), exchange, choice.recovery),
                 })
             }
         };
@@ -279,7 +287,7 @@ impl Session {
     /// `replicas`, or the session does not go on without lost ranks. A query over rows all ranks of which were lost fails
     /// with [`Code::StateLost`].
     pub async fn persist(&self, plan: LogicalPlan, replicas: usize) -> QueryResult<LogicalPlan> {
-        if replicas > 1 && self.recovery == Recovery::Query {
+        if replicas > 1 && !self.recovery.goes_on() {
             let message = "copies of kept rows are for sessions that go on without lost ranks: open the session with \
                            recover=\"tasks\" or recover=\"auto\", or keep one replica";
             return Err(DataFusionError::External(
@@ -330,7 +338,7 @@ impl Session {
     }
 
     fn runs_again(&self, failure: &Failure, attempts: u32) -> bool {
-        let has_ranks = self.recovery != Recovery::Query && self.ranks_left() > 0;
+        let has_ranks = self.recovery.goes_on() && self.ranks_left() > 0;
         has_ranks && failure.code == Code::RankLost && attempts < MAX_ATTEMPTS
     }
 
@@ -349,27 +357,41 @@ impl Drop for Session {
     }
 }
 
+/// The slowest link of this rank to another one: those between the others are taken for no slower.
+pub fn link_of(communicator: &Communicator) -> Link {
+    Link::slowest(communicator.routes().into_iter().flatten())
+}
+
 fn context(
     exchange: &Arc<Exchange>,
     environment: Arc<RuntimeEnv>,
+    link: Link,
     options: &SessionOptions,
 ) -> QueryResult<SessionContext> {
     let config = SessionConfig::new()
         .with_information_schema(true)
         .with_target_partitions(options.partitions.max(MIN_PARTITIONS));
     let mut config = options.memory.configure(config);
+    let costs = Arc::new(Costs {
+        exchange: Arc::clone(exchange),
+        cores: options.partitions,
+        link,
+    });
+    config.set_extension(Arc::clone(&costs));
     let session = exchange.rank();
-    match options.recovery {
-        Recovery::Query => {}
-        Recovery::Tasks => Recovering::of(session).set(&mut config)?,
-        Recovery::Auto => config.set_extension(Arc::new(ByInput { session })),
+    config.set_extension(Arc::new(Policy {
+        session,
+        recovery: options.recovery,
+    }));
+    if options.recovery == Recovery::Tasks {
+        Recovering::of(session).set(&mut config)?;
     }
     let state = SessionStateBuilder::new()
         .with_default_features()
         .with_config(config)
         .with_runtime_env(environment)
         .with_query_planner(Arc::new(LocalPlanner))
-        .with_physical_optimizer_rules(optimizer_rules())
+        .with_physical_optimizer_rules(with_broadcasts(optimizer_rules(), costs))
         .with_distributed_planner()
         .with_distributed_worker_resolver(Workers(Arc::clone(exchange)))
         .with_distributed_channel_resolver(RankChannels::new(exchange))
@@ -380,7 +402,7 @@ fn context(
         .with_distributed_scale_up_leaf_node_handler(kept::divided)
         .with_distributed_route_tasks_handler(kept::routed)
         .with_distributed_desired_task_count_handler(ranges::desired_tasks)
-        .with_distributed_desired_task_count_handler(whole::desired_tasks)
+        .with_distributed_desired_task_count_handler(desired_tasks)
         .with_distributed_scale_up_leaf_node_handler(whole::divided)
         .with_distributed_file_scan_config_bytes_per_partition(options.partition_bytes)?
         .with_distributed_metrics_collection(true)?
@@ -390,7 +412,7 @@ fn context(
         exchange: Arc::clone(exchange),
         min_sorted_rows: options.min_sorted_rows,
         cutter: match options.recovery {
-            Recovery::Query => Cutter::FirstWorker,
+            Recovery::None | Recovery::Query => Cutter::FirstWorker,
             Recovery::Tasks | Recovery::Auto => Cutter::Session,
         },
     };

@@ -13,14 +13,18 @@ use datafusion::common::Result as QueryResult;
 use datafusion::datasource::file_format::options::{
     ArrowReadOptions, CsvReadOptions, JsonReadOptions, ParquetReadOptions,
 };
+use datafusion::datasource::listing::PartitionedFile;
 use datafusion::datasource::physical_plan::{FileGroup, FileScanConfig};
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::{DataFrame, SessionContext};
-use datafusion_distributed::DistributedLeafExec;
+use datafusion_distributed::{
+    DesiredTaskCountEvent, DesiredTaskCountEventResponse, DistributedConfig, DistributedLeafExec,
+};
 use object_store::path::Path;
 
 use self::paths::Paths;
+use crate::cost::{ranks_for, share_of};
 use crate::write::{Format, read_manifest};
 
 /// The files that a leaf reads; `None` if it is no scan of files.
@@ -31,15 +35,71 @@ pub fn scan_of(plan: &Arc<dyn ExecutionPlan>) -> Option<&FileScanConfig> {
 /// Every file that a plan reads, as it was when the query was planned: its path, when it was changed, in
 /// microseconds, and its bytes.
 pub fn files_of(plan: &Arc<dyn ExecutionPlan>) -> BTreeSet<(Path, i64, u64)> {
-    let leaf = plan
-        .downcast_ref::<DistributedLeafExec>()
-        .map_or(plan, |leaf| leaf.original());
-    let groups = scan_of(leaf).map_or(&[][..], |scan| &scan.file_groups);
+    let groups = scan_of(original(plan)).map_or(&[][..], |scan| &scan.file_groups);
     let files = groups.iter().flat_map(FileGroup::files).map(|file| {
         let file = &file.object_meta;
         (file.location.clone(), file.last_modified.timestamp_micros(), file.size)
     });
     files.chain(plan.children().into_iter().flat_map(files_of)).collect()
+}
+
+/// How many ranks read the files of a scan: one for each share of their bytes, and not more than there are files, if each
+/// is read by one task.
+pub fn desired_tasks(event: DesiredTaskCountEvent<'_>) -> Option<QueryResult<DesiredTaskCountEventResponse>> {
+    let scan = scan_of(event.plan)?;
+    let config = DistributedConfig::from_config_options(event.session_config.options()).ok()?;
+    let share = config.file_scan_config_bytes_per_partition * event.session_config.target_partitions();
+    let most = whole::whole_scan_of(event.plan).map_or(usize::MAX, |scan| files_in(scan).count());
+    let tasks = ranks_for(bytes_in(scan), share as u64, most);
+    Some(Ok(DesiredTaskCountEventResponse::desired(tasks)))
+}
+
+fn files_in(scan: &FileScanConfig) -> impl Iterator<Item = &PartitionedFile> {
+    scan.file_groups.iter().flat_map(FileGroup::files)
+}
+
+fn bytes_in(scan: &FileScanConfig) -> u64 {
+    files_in(scan)
+        .map(PartitionedFile::effective_size)
+        .fold(0, u64::saturating_add)
+}
+
+/// Bytes of files that the scans of a plan read, by estimate: of Parquet the share of the columns that are read, of other
+/// formats all. Two scans of a file read it twice.
+pub fn bytes_read(plan: &Arc<dyn ExecutionPlan>) -> u64 {
+    let own = scan_of(original(plan)).map_or(0, bytes_of_scan);
+    let below = plan.children().into_iter().map(bytes_read);
+    below.fold(own, u64::saturating_add)
+}
+
+fn bytes_of_scan(scan: &FileScanConfig) -> u64 {
+    let all = bytes_in(scan);
+    let Some(projection) = scan.file_source().projection() else {
+        return all;
+    };
+    // Only Parquet has the bytes of columns. Columns of directories have none.
+    let columns = scan.statistics().column_statistics;
+    let width = |column: usize| columns.get(column).and_then(|column| column.byte_size.get_value());
+    let read: Option<Vec<usize>> = projection
+        .column_indices()
+        .into_iter()
+        .map(|at| width(at).copied())
+        .collect();
+    let whole: Option<Vec<usize>> = (0..columns.len()).map(|at| width(at).copied()).collect();
+    match (read, whole) {
+        (Some(read), Some(whole)) => share_of(all, total(&read), total(&whole)),
+        _ => all,
+    }
+}
+
+fn total(bytes: &[usize]) -> u64 {
+    bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes as u64))
+}
+
+/// The leaf as it was before it was divided among tasks.
+fn original(plan: &Arc<dyn ExecutionPlan>) -> &Arc<dyn ExecutionPlan> {
+    plan.downcast_ref::<DistributedLeafExec>()
+        .map_or(plan, |leaf| leaf.original())
 }
 
 /// Files, and how they are read.

@@ -13,10 +13,10 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use uuid::Uuid;
 
-use crate::exchange::{ByInput, Exchange, RECEIVED_BYTES, Recovering};
+use crate::exchange::{Exchange, Policy, RECEIVED_BYTES, Recovering};
 use crate::progress::Task;
-use crate::recover::Recovery;
-use crate::source::files_of;
+use crate::recover::{Choice, Recovery};
+use crate::source::bytes_read;
 
 /// Time within which ranks report what they measured, after the query's last row.
 const MAX_REPORT_TIME: Duration = Duration::from_secs(10);
@@ -53,14 +53,14 @@ impl PendingUsage {
     }
 }
 
-/// Begins a query. Returns its plan, its rows, and what happens when ranks are lost.
+/// Begins a query. Returns its plan, its rows, and what happens when ranks are lost, with the reason.
 ///
 /// # Errors
 /// If the query cannot be planned or begun.
 pub async fn begin(
     context: &SessionContext,
     plan: LogicalPlan,
-) -> QueryResult<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream, Recovery)> {
+) -> QueryResult<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream, Choice)> {
     let mut state = context.state();
     let plan = DataFrame::new(state.clone(), plan).create_physical_plan().await?;
     let recovery = choose_recovery(&mut state, &plan)?;
@@ -72,20 +72,16 @@ pub async fn begin(
 ///
 /// # Errors
 /// Of the library, by a defect only.
-pub fn choose_recovery(state: &mut SessionState, plan: &Arc<dyn ExecutionPlan>) -> QueryResult<Recovery> {
+pub fn choose_recovery(state: &mut SessionState, plan: &Arc<dyn ExecutionPlan>) -> QueryResult<Choice> {
     let config = state.config_mut();
-    if config.get_extension::<Recovering>().is_some() {
-        return Ok(Recovery::Tasks);
-    }
-    let Some(by_input) = config.get_extension::<ByInput>() else {
-        return Ok(Recovery::Query);
+    let Some(policy) = config.get_extension::<Policy>() else {
+        return Ok(Choice::fixed(Recovery::None));
     };
-    let bytes = files_of(plan).into_iter().map(|(_, _, bytes)| bytes);
-    let recovery = Recovery::Auto.for_input(bytes.fold(0, u64::saturating_add));
-    if recovery == Recovery::Tasks {
-        Recovering::of(by_input.session).set(config)?;
+    let choice = policy.recovery.for_input(bytes_read(plan));
+    if policy.recovery == Recovery::Auto && choice.recovery == Recovery::Tasks {
+        Recovering::of(policy.session).set(config)?;
     }
-    Ok(recovery)
+    Ok(choice)
 }
 
 /// Begins to wait for the reports of a plan that was executed with measures.

@@ -25,7 +25,7 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use uuid::Uuid;
 
-use crate::exchange::{ByInput, Recovering};
+use crate::exchange::Policy;
 use crate::operation::applied;
 use crate::usage::begin;
 pub use encoder::{Encoder, Format};
@@ -105,7 +105,8 @@ pub async fn write(context: &SessionContext, frame: DataFrame, output: &Output) 
         }
     };
     let config = context.copied_config();
-    let has_lost_tasks = config.get_extension::<Recovering>().is_some() || config.get_extension::<ByInput>().is_some();
+    let policy = config.get_extension::<Policy>();
+    let has_lost_tasks = policy.is_some_and(|policy| policy.recovery.goes_on());
     if has_lost_tasks || output.id.is_some() {
         // Runs that were lost have left theirs.
         remove_run(store.as_ref(), &url, output.id.as_ref().unwrap_or(&target.run), &files).await;

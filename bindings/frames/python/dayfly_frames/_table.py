@@ -32,7 +32,7 @@ class Usage(NamedTuple):
     exchanged_bytes: int
     #: Bytes that did not fit into the ranks' memory, and went to disk.
     spilled_bytes: int
-    #: ``tasks`` if lost tasks would have run again, and ``query`` otherwise.
+    #: ``tasks`` if lost tasks would have run again, ``query`` if the whole query would have, and ``none`` otherwise.
     recovery: str
     #: Runs of tasks that were lost with their ranks, or had read such a run, so that these tasks ran again.
     lost_runs: int

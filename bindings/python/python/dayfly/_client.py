@@ -68,7 +68,7 @@ class Client(LeaseClient, TaskClient, FlowClient):
         ranks: int = 2,
         *,
         placement: Placement = "packed",
-        recover: Literal["auto", "query", "tasks", "none"] = "query",
+        recover: Literal["auto", "query", "tasks", "none"] = "auto",
         partition_bytes: int = 1 << 20,
         storage_options: Mapping[str, str] | Literal["env"] | None = None,
         progress: bool = False,
@@ -89,8 +89,9 @@ class Client(LeaseClient, TaskClient, FlowClient):
             recover: with ``query``, a query whose ranks are lost leases others and runs again, at most three times in
                 all, unless it has returned rows already. With ``tasks``, the ranks keep what their tasks have computed
                 until a query ends, and only the tasks of a lost rank run again, on the ranks that are left. With
-                ``auto``, this is so for queries that read 4 GiB of files or more; others run again as a whole on the
-                ranks that are left. With ``none``, a query fails.
+                ``auto``, this is so for queries that read about 4 GiB of files or more; others run again as a whole on
+                the ranks that are left, unless they have returned rows. With ``none``, a query fails. ``Frame.explain``
+                shows which one a query has.
             partition_bytes: bytes of a table's files for each core of a rank. Fewer ranks read a smaller table.
             storage_options: how the ranks reach files under ``s3://``: ``aws_access_key_id``, ``aws_region``,
                 ``aws_secret_access_key``, ``aws_session_token``, ``aws_endpoint_url`` and so on. With ``env``, the
@@ -101,7 +102,8 @@ class Client(LeaseClient, TaskClient, FlowClient):
                 ``redis://host:port``, ``rediss://`` or ``file:///directory``. For ``s3://``, this process's ``AWS_...``
                 variables go to the workers.
             channel: ``stored`` to exchange rows through the store only; ``direct`` otherwise.
-            lease: further arguments of `lease`; ``cores`` and ``memory`` bound what queries use.
+            lease: further arguments of `lease`; ``cores`` and ``memory`` bound what queries use. The session renews its
+                leases until it is closed.
 
         Returns:
             The session. Closing it ends the lease.

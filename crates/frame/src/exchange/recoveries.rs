@@ -23,7 +23,7 @@ use super::error::ExchangeError;
 use super::requests::{Key, Plan, Report, Request, Unit, encoded};
 use super::server::Kind;
 use super::{Exchange, REQUESTS};
-use crate::recover::{Decision, GivenUp, Lineage, Place, Stages, TaskId, along};
+use crate::recover::{Decision, GivenUp, Lineage, Place, Recovery, Stages, TaskId, along};
 
 /// The header of plans whose lost tasks run again. It has the rank of the session.
 const HEADER: &str = "x-dayfly-recovering";
@@ -39,11 +39,13 @@ pub struct Recovering {
     pub attempt: u32,
 }
 
-/// In the configuration of a session that chooses the recovery of each query by its input.
+/// In the configuration of a session: what happens to its queries when ranks are lost.
 #[derive(Debug, Clone, Copy)]
-pub struct ByInput {
+pub struct Policy {
     /// The rank of the session.
     pub session: u32,
+    /// By this, each query has its own.
+    pub recovery: Recovery,
 }
 
 impl Recovering {

@@ -228,12 +228,20 @@ fn again(rank: u32, attempt: u32) -> Result<Decision, GivenUp> {
 #[test]
 fn large_inputs_are_recovered_by_tasks() {
     let chosen = |bytes| Recovery::Auto.for_input(bytes);
-    assert_eq!(
-        (chosen((4 << 30) - 1), chosen(4 << 30)),
-        (Recovery::Query, Recovery::Tasks)
+    let (small, large) = (chosen((4 << 30) - 1), chosen(4 << 30));
+    assert_eq!((small.recovery, large.recovery), (Recovery::Query, Recovery::Tasks));
+    assert!(
+        large
+            .to_string()
+            .contains("tasks of lost ranks run again: its scans read about 4.0 GiB")
     );
-    assert_eq!(Recovery::Tasks.for_input(0), Recovery::Tasks);
-    assert_eq!(Recovery::Query.for_input(u64::MAX), Recovery::Query);
+    assert!(
+        chosen(1 << 20)
+            .to_string()
+            .ends_with("about 1.0 MiB, which is less than 4.0 GiB")
+    );
+    assert_eq!(Recovery::Tasks.for_input(0).recovery, Recovery::Tasks);
+    assert_eq!(Recovery::Query.for_input(u64::MAX).recovery, Recovery::Query);
 }
 
 #[test]

@@ -8,31 +8,15 @@ use datafusion::common::Result as QueryResult;
 use datafusion::datasource::physical_plan::{FileGroup, FileScanConfig};
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
-use datafusion_distributed::{
-    DesiredTaskCountEvent, DesiredTaskCountEventResponse, DistributedConfig, DistributedLeafExec, ScaleUpLeafNodeEvent,
-    ScaleUpLeafNodeEventResponse,
-};
+use datafusion_distributed::{DistributedLeafExec, ScaleUpLeafNodeEvent, ScaleUpLeafNodeEventResponse};
 
 use super::scan_of;
 
 /// A scan of files that cannot be divided.
-fn whole_scan_of(plan: &Arc<dyn ExecutionPlan>) -> Option<&FileScanConfig> {
+pub fn whole_scan_of(plan: &Arc<dyn ExecutionPlan>) -> Option<&FileScanConfig> {
     let is_whole =
         |scan: &&FileScanConfig| !scan.file_source().supports_repartitioning() && scan.output_partitioning.is_none();
     scan_of(plan).filter(is_whole)
-}
-
-/// How many ranks read such files: as many as for files that are divided, but not more than there are files.
-pub fn desired_tasks(event: DesiredTaskCountEvent<'_>) -> Option<QueryResult<DesiredTaskCountEventResponse>> {
-    let scan = whole_scan_of(event.plan)?;
-    let config = DistributedConfig::from_config_options(event.session_config.options()).ok()?;
-    let files = scan.file_groups.iter().flat_map(FileGroup::files);
-    let (count, bytes) = files.fold((0, 0), |(count, bytes), file| {
-        (count + 1, bytes + file.effective_size())
-    });
-    let share = config.file_scan_config_bytes_per_partition * event.session_config.target_partitions();
-    let tasks = usize::try_from(bytes).unwrap_or(usize::MAX).div_ceil(share.max(1));
-    Some(Ok(DesiredTaskCountEventResponse::desired(tasks.min(count).max(1))))
 }
 
 /// Divides the files among so many ranks: the largest first, each to the partition with the fewest bytes.

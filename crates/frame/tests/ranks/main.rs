@@ -5,6 +5,7 @@
 mod thread_group;
 
 mod checked;
+mod costs;
 mod members;
 mod memory;
 mod queries;

@@ -30,6 +30,8 @@ class Options(NamedTuple):
     json: bool
     ranks: int
     placement: Any
+    #: What happens to statements whose ranks are lost.
+    recover: Any
     #: Further arguments of the lease.
     lease: dict[str, Any]
 
@@ -43,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     sql.add_argument("--memory", type=int, help="bytes of memory of all ranks together")
     sql.add_argument("--sandbox", choices=("process", "isolated", "container"))
     sql.add_argument("--placement", default="packed", choices=("packed", "spread", "together", "fabric"))
+    sql.add_argument("--recover", default="auto", choices=("auto", "query", "tasks"))
     sql.add_argument("--duration", type=float, help="maximum seconds of the lease")
     sql.add_argument("--table", action="append", default=[], metavar="NAME=PATH")
     sql.add_argument("--file")
@@ -75,6 +78,7 @@ def parsed(arguments: Sequence[str]) -> Options:
         json=given.json,
         ranks=given.ranks,
         placement=given.placement,
+        recover=given.recover,
         lease={name: value for name, value in named.items() if value is not None},
     )
 

@@ -63,7 +63,9 @@ class Database:
                     lease["readable"] = [root(path) for path in options.tables.values() if not is_url(path)]
                 if any(is_url(path) for path in options.tables.values()):
                     lease["storage_options"] = "env"
-                session = opened.enter_context(client.frames(options.ranks, placement=options.placement, **lease))
+                session = opened.enter_context(
+                    client.frames(options.ranks, placement=options.placement, recover=options.recover, **lease)
+                )
                 self.tables = {name: _scanned(session, name, path) for name, path in options.tables.items()}
                 self._open = opened.pop_all()
             self._session = session
@@ -80,7 +82,10 @@ class Database:
         options = self._options
         try:
             frame = session.sql(statement.placed, **self.tables)
-            results.emit(frame, options.format, options.rows, write, is_plan=statement.is_explain)
+            query = statement.explained
+            explained = session.sql(query, **self.tables) if query is not None else None
+            is_plan = statement.is_explain
+            results.emit(frame, options.format, options.rows, write, is_plan=is_plan, explained=explained)
         except dayfly.Error as error:
             # The library's remedy is a call of Python.
             error.message = _CALL.sub("name its files by --table NAME=PATH", error.message)

@@ -54,8 +54,13 @@ def _write_pipe(text: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def emit(frame: Frame, form: str, rows: int, write: Write, *, is_plan: bool = False) -> None:
-    """Computes a frame, and writes its rows as they arrive. Of a table, at most this number of them."""
+def emit(
+    frame: Frame, form: str, rows: int, write: Write, *, is_plan: bool = False, explained: Frame | None = None
+) -> None:
+    """Computes a frame, and writes its rows as they arrive. Of a table, at most this number of them.
+
+    A frame of a plan comes as text, with the exchanges and the recovery of the explained one.
+    """
     if form != "table":
         encoder = _frames.Encoder(form, frame.native)
         for batch in frame.batches():
@@ -66,7 +71,7 @@ def emit(frame: Frame, form: str, rows: int, write: Write, *, is_plan: bool = Fa
         if form == "json":
             write(b"\n")
     elif is_plan:
-        write(_plans(frame).encode())
+        write((_plans(frame) + _exchanges(explained)).encode())
     else:
         write(_table(frame, rows).encode())
 
@@ -85,6 +90,11 @@ def _table(frame: Frame, rows: int) -> str:
     if total > rows:
         count += f", of which {rows} are shown: --rows shows more"
     return f"{table.text(rows)}{count}\n"
+
+
+def _exchanges(explained: Frame | None) -> str:
+    lines = explained.explain().splitlines(keepends=True) if explained is not None else []
+    return "".join(line for line in lines if line.startswith(("stage ", "recovery: ")))
 
 
 def _plans(frame: Frame) -> str:

@@ -20,6 +20,8 @@ _PART = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
+_EXPLAIN = re.compile(r"explain\b", re.IGNORECASE)
+_PLAIN_EXPLAIN = re.compile(r"explain\s+(?=select\b|with\b|values\b)", re.IGNORECASE)
 
 
 class Statement(NamedTuple):
@@ -37,9 +39,21 @@ class Statement(NamedTuple):
     @property
     def is_explain(self) -> bool:
         """Whether it asks for a plan."""
+        return _EXPLAIN.match(self.text, self._begin) is not None
+
+    @property
+    def explained(self) -> str | None:
+        """The query at its place, if the statement asks for its plan and does not execute it; None otherwise."""
+        found = _PLAIN_EXPLAIN.match(self.text, self._begin)
+        if found is None:
+            return None
+        query = self.text[: found.start()] + " " * len("explain") + self.text[found.start() + len("explain") :]
+        return self._replace(text=query).placed
+
+    @property
+    def _begin(self) -> int:
         parts = _PART.finditer(self.text)
-        begin = next((part.start() for part in parts if not (part["comment"] or part["space"])), 0)
-        return re.match(r"explain\b", self.text[begin:], re.IGNORECASE) is not None
+        return next((part.start() for part in parts if not (part["comment"] or part["space"])), 0)
 
 
 def split(text: str) -> tuple[list[Statement], Statement | None]:

@@ -176,6 +176,8 @@ fn null_handle_or_result_is_an_error() {
         );
         refused(dfly_lease_load_bytes(null(), null(), 0, &mut code), "lease is NULL");
         refused(dfly_lease_renew(null(), 1), "lease is NULL");
+        refused(dfly_lease_renew_with(null(), null()), "lease is NULL");
+        refused(dfly_renew_options_init(null_mut()), "NULL");
         refused(dfly_lease_release(null()), "lease is NULL");
         let mut printed = null_mut();
         refused(dfly_printed_open(null(), &mut printed), "lease is NULL");

@@ -82,6 +82,7 @@ struct Response {
     mode: Option<Mode>,
     image: Option<String>,
     sandbox: Option<dayfly_protocol::api::Sandbox>,
+    terms: Option<Box<dayfly_protocol::api::HeldTerms>>,
 }
 
 impl Control {
@@ -128,6 +129,7 @@ impl Control {
                 mode,
                 image,
                 sandbox,
+                terms,
             } => {
                 let response = Response {
                     request,
@@ -135,6 +137,7 @@ impl Control {
                     mode,
                     image,
                     sandbox,
+                    terms,
                 };
                 self.on_response(&mut cluster, (id, epoch), response);
             }
@@ -253,7 +256,7 @@ impl Control {
             }
         }
         // The request may have been given up.
-        let _ = pending.reply.send(response.refused.map_or(Ok(()), Err));
+        let _ = pending.reply.send(response.refused.map_or(Ok(response.terms), Err));
     }
 }
 

@@ -63,20 +63,22 @@ pub struct Dispatch {
 impl Dispatch {
     /// Opens a channel to every worker of the lease.
     pub fn open(lease: &Lease, options: PoolOptions) -> Result<Self, Error> {
-        let open = |index| {
+        let mut workers = Vec::new();
+        for index in lease.numbers() {
             let place = Place {
                 lease: lease.clone(),
                 index,
                 key: 0,
             };
             let channel = lease.channel(WorkerIndex(index), &options.channel)?;
-            Ok(Worker::new(place, channel))
-        };
+            workers.resize_with(index.into(), Worker::vacant);
+            workers.push(Worker::new(place, channel));
+        }
         Ok(Self {
             lease: Some(lease.clone()),
             members: None,
             options,
-            workers: (0..lease.workers()).map(open).collect::<Result<_, Error>>()?,
+            workers,
             functions: Vec::new(),
             calls: CallTable::default(),
             repairs: Vec::new(),

@@ -4,9 +4,21 @@
 use std::collections::HashMap;
 
 use dayfly_lease::billing;
-use dayfly_protocol::api::{LeaseState, LeaseStatus, Metered, Usage};
+use dayfly_protocol::api::{HeldTerms, LeaseState, LeaseStatus, Metered, Mode, Usage};
 use dayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 use dayfly_store::LeaseRecord;
+
+/// A renewal that a node carried out.
+pub struct Renewal {
+    /// New length in milliseconds.
+    pub duration_ms: u64,
+    /// New expiry, in milliseconds since the Unix epoch.
+    pub expires_at_ms: u64,
+    /// The token that it was requested with.
+    pub bearer: Option<[u8; 32]>,
+    /// What the lease holds now, if its node reported that.
+    pub terms: Option<Box<HeldTerms>>,
+}
 
 /// Leases that are live or ended recently.
 #[derive(Default)]
@@ -55,19 +67,19 @@ impl Leases {
         Some(record.expires_at_ms)
     }
 
-    /// Renews a lease under this token.
-    pub(super) fn renew(
-        &mut self,
-        lease: LeaseId,
-        duration_ms: u64,
-        expires_at_ms: u64,
-        bearer: Option<[u8; 32]>,
-    ) -> Option<&LeaseRecord> {
+    /// Renews a lease under this token, with the terms that its node reported. Returns the record before.
+    pub(super) fn renew(&mut self, lease: LeaseId, renewal: &Renewal, bearer: Option<[u8; 32]>) -> Option<LeaseRecord> {
         let record = self.0.get_mut(&lease)?;
-        record.duration_ms = duration_ms;
-        record.expires_at_ms = expires_at_ms;
+        let before = record.clone();
+        record.duration_ms = renewal.duration_ms;
+        record.expires_at_ms = renewal.expires_at_ms;
         record.bearer = bearer;
-        Some(record)
+        if let Some(terms) = renewal.terms.as_ref().filter(|_| record.state.is_live()) {
+            record.workers = terms.workers;
+            record.memory_bytes = terms.memory_bytes;
+            record.mode = if terms.mode == Mode::Hot { Mode::Hot } else { Mode::Warm };
+        }
+        Some(before)
     }
 
     pub(super) fn set_expiry(&mut self, lease: &LeaseId, expires_at_ms: u64) {

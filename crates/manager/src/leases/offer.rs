@@ -165,6 +165,7 @@ fn grant(record: &LeaseRecord, node: NodeAddress, token: &Token) -> Grant {
         token: hex::encode(bytes),
         node,
         workers: record.workers,
+        numbers: Vec::new(),
         mode: record.mode,
         sandbox: record.sandbox,
         image: record.image.clone(),

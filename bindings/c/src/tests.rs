@@ -46,6 +46,7 @@ fn header() -> String {
         "status",
         "client",
         "lease",
+        "renewal",
         "printed",
         "allowance",
         "buffer",

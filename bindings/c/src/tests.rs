@@ -22,6 +22,7 @@ use crate::pool::outcome::*;
 use crate::pool::*;
 use crate::pool_options::*;
 use crate::printed::*;
+use crate::renewal::*;
 use crate::request::*;
 use crate::status::*;
 

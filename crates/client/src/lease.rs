@@ -9,6 +9,7 @@ use dayfly_fabric::Transport;
 use dayfly_lease::SigningKey;
 use dayfly_protocol::api::{
     Grant, HostPath, LeaseChange, LeaseRequest, LoanTerms, MAX_WAIT_MS, Mode, NodeAddress, Runtime, Sandbox,
+    are_numbers_of,
 };
 use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::Code;
@@ -138,8 +139,21 @@ pub(crate) struct Inner {
     released: AtomicBool,
     /// Pools over the lease's workers.
     followers: Mutex<Vec<Follower>>,
+    /// Held during a renewal, so that pools follow the last one.
+    renewal: Mutex<()>,
     /// Whether the lease is released when it is dropped.
     owned: bool,
+}
+
+/// Returns an error for numbers of workers that no lease has.
+fn check_numbers(grant: &Grant) -> Result<(), Error> {
+    match are_numbers_of(&grant.numbers, grant.workers) {
+        true => Ok(()),
+        false => Err(Error::new(
+            Code::Internal,
+            format!("the numbers of the {} workers of a grant are wrong; report this", grant.workers),
+        )),
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -161,6 +175,7 @@ impl Lease {
         holder: SigningKey,
         owned: bool,
     ) -> Result<Self, Error> {
+        check_numbers(&grant)?;
         let inner = Inner {
             client,
             source,
@@ -173,6 +188,7 @@ impl Lease {
             shown_code: Mutex::default(),
             released: AtomicBool::new(false),
             followers: Mutex::default(),
+            renewal: Mutex::default(),
             owned,
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -204,6 +220,11 @@ impl Lease {
             true => (0..grant.workers).collect(),
             false => grant.numbers.clone(),
         }
+    }
+
+    /// The terms that its pools follow.
+    pub(crate) fn pool_terms(&self) -> (Vec<u16>, bool) {
+        (self.numbers(), self.is_hot())
     }
 
     pub(crate) fn add_follower(&self, follower: Follower) {
@@ -271,6 +292,7 @@ impl Lease {
     /// [`LeaseChange::min_workers`], fewer workers may be granted than asked for ([`Lease::workers`]).
     /// [`Code::InvalidRequest`] for a change that the lease cannot have. The lease then stays as it is.
     pub fn renew_with(&self, duration: Duration, change: &LeaseChange) -> Result<(), Error> {
+        let _alone = lock(&self.inner.renewal);
         let grant = match &*self.inner.source {
             Source::Manager(manager) => manager.renew(self.id(), duration, change)?,
             Source::Allowance(allowance) => allowance.manager().renew(self.id(), duration, change)?,
@@ -285,14 +307,16 @@ impl Lease {
                 }
             }
         };
+        check_numbers(&grant)?;
         *lock(&self.inner.token) = parse_token(&grant.token)?;
         *lock(&self.inner.grant) = grant;
         if !change.is_none() {
-            let followers = std::mem::take(&mut *lock(&self.inner.followers));
+            // Not under the lock, because pools are opened meanwhile.
+            let followers = lock(&self.inner.followers).clone();
+            let may_sleep = change.mode.is_some() || change.hot_for_ms.is_some();
             for follower in &followers {
-                follower.follow_lease(OPENING_LIMIT);
+                follower.follow_lease(may_sleep, OPENING_LIMIT);
             }
-            lock(&self.inner.followers).extend(followers);
         }
         Ok(())
     }

@@ -7,6 +7,7 @@
 mod call;
 mod delegation;
 mod dispatch;
+mod follower;
 mod members;
 mod memory;
 mod repair;
@@ -27,6 +28,7 @@ use dispatch::Dispatch;
 
 pub use call::{CallId, CallOptions, FunctionId, Input, Outcome, Output};
 pub(crate) use dispatch::Place;
+pub(crate) use follower::Follower;
 pub(crate) use members::{Backlog, Occupancy};
 pub use memory::{CopiedBytes, OutputBuffer, ReturnedBuffer};
 
@@ -202,39 +204,6 @@ impl Inner {
     }
 }
 
-/// A pool that follows the renewals of its lease, as long as it exists.
-pub(crate) struct Follower(Weak<Inner>);
-
-impl Follower {
-    pub fn exists(&self) -> bool {
-        self.0.strong_count() > 0
-    }
-
-    /// Has the pool use the lease's present workers. Returns when the added ones serve or are lost, at most after
-    /// `limit`.
-    pub fn follow_lease(&self, limit: Duration) {
-        let Some(inner) = self.0.upgrade() else { return };
-        let until = Instant::now() + limit;
-        let mut state = inner.lock();
-        state.dispatch.follow_lease();
-        inner.changed.notify_all();
-        loop {
-            if !state.is_driven {
-                state.dispatch.poll();
-                if state.dispatch.calls_mut().take_ended() > 0 {
-                    inner.changed.notify_all();
-                }
-            }
-            inner.begin_repairs(&mut state);
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || !state.dispatch.is_opening() {
-                return;
-            }
-            state = inner.wait_changed(state, left.min(CHANGE_LOOK));
-        }
-    }
-}
-
 impl Drop for Pool {
     /// Closes every channel and ends those that are being opened, so that the workers are free.
     fn drop(&mut self) {
@@ -244,8 +213,14 @@ impl Drop for Pool {
 
 impl Pool {
     pub(crate) fn open(lease: &Lease, options: PoolOptions) -> Result<Self, Error> {
+        let terms = lease.pool_terms();
         let pool = Self::over(Dispatch::open(lease, options)?, options);
-        lease.add_follower(Follower(Arc::downgrade(&pool.inner)));
+        let follower = Follower::of(&pool.inner);
+        lease.add_follower(follower.clone());
+        if lease.pool_terms() != terms {
+            // It was renewed while the channels were being opened.
+            follower.follow_lease(true, Duration::ZERO);
+        }
         Ok(pool)
     }
 

@@ -17,12 +17,12 @@ use dayfly_protocol::ids::LeaseId;
 
 use crate::quantity::Quantity;
 
+pub use change::{Wanted, validate_change};
+pub use dayfly_protocol::api::MAX_WORKERS;
 pub use offer::{Offer, Shortfall};
 
 /// Most warm workers of a node with fewer places. Workers of a part of a core may outnumber the places.
 const MAX_SMALL_WORKERS: u32 = 1_024;
-/// Most workers of one lease.
-pub const MAX_WORKERS: u16 = 1_024;
 /// Most host paths of a lease.
 pub const MAX_FILES: usize = 64;
 /// Longest host path, in bytes.

@@ -16,7 +16,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use dayfly_lease::billing;
-use dayfly_protocol::api::{LeaseState, Metered, NodeStatus, Usage};
+use dayfly_protocol::api::{HeldTerms, LeaseState, Metered, NodeStatus, Usage};
 use dayfly_protocol::durations::DURATION_BUCKETS;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::hello::Token;
@@ -162,18 +162,21 @@ impl Cluster {
     pub fn renew_lease(&mut self, lease: LeaseId, renewal: &Renewal) -> Option<(LeaseRecord, OwnedChange)> {
         // The token may have been replaced while the node was asked.
         let bearer = self.tokens.current(renewal.bearer);
-        let before = self.leases.renew(lease, renewal, bearer)?;
-        let record = self.leases.get(&lease)?.clone();
-        if before.state.is_live() && (before.held() != record.held() || before.mode != record.mode) {
-            self.tenants.release(&before);
-            self.tenants.hold(&record);
-            if let Some(node) = self.nodes.get_mut(&record.node) {
-                node.give_back(&before);
-                node.take(&record);
-            }
-        }
+        let record = self.leases.renew(lease, renewal, bearer)?.clone();
         let note = self.renewal(lease)?;
         Some((record, note))
+    }
+
+    /// Records what a lease holds, as its node reports it. Returns the note for the store, or `None` without a change.
+    pub fn change_lease(&mut self, node: NodeId, terms: &HeldTerms) -> Option<OwnedChange> {
+        let (before, after) = self.leases.change(node, terms)?;
+        self.tenants.release(&before);
+        self.tenants.hold(&after);
+        if let Some(node) = self.nodes.get_mut(&node) {
+            node.give_back(&before);
+            node.take(&after);
+        }
+        self.renewal(terms.lease)
     }
 
     /// Returns the note that stores the terms, the expiry and the token of a lease.

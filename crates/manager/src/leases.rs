@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use dayfly_lease::ledger;
 use dayfly_lease::placement::{PlacementError, View, choose};
 use dayfly_lease::quota::Held;
-use dayfly_protocol::api::{Grant, LeaseRequest, LeaseState, Mode, RenewRequest, Sandbox};
+use dayfly_protocol::api::{Grant, LeaseChange, LeaseRequest, LeaseState, MAX_WORKERS, Mode, RenewRequest, Sandbox};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId};
 use dayfly_protocol::node_messages::ManagerMessage;
@@ -229,8 +229,8 @@ impl Control {
         self.cluster().leases().get(&lease).cloned()
     }
 
-    /// Renews a lease for a length from now, and changes its terms. Continues if the caller disconnects: the node may have renewed it
-    /// already.
+    /// Renews a lease for a length from now, and changes its terms. Continues if the caller disconnects: the node may
+    /// have renewed it already.
     pub async fn renew(
         self: &Arc<Self>,
         principal: Principal,
@@ -248,23 +248,51 @@ impl Control {
         lease: LeaseId,
         asked: RenewRequest,
     ) -> Result<Grant, Failure> {
-        let reserved = {
-            let mut cluster = self.cluster();
-            let record = cluster
-                .leases()
-                .get(&lease)
-                .filter(|record| record.tenant == principal.tenant);
-            let more = record.and_then(|record| additional(record, asked.change.workers?));
-            // A key of its own, since the lease may be renewed twice at once.
-            let key = LeaseId(random());
-            if let Some(more) = more {
-                cluster.tenants_mut().reserve(key, principal.tenant, more)?;
-            }
-            key
+        ledger::validate_change(&asked.change)?;
+        // A key of its own, since the lease may be renewed twice at once.
+        let key = LeaseId(random());
+        let workers = self.reserve_growth(key, &principal, lease, &asked.change)?;
+        let change = LeaseChange {
+            workers,
+            min_workers: asked.change.min_workers.filter(|_| workers.is_some()),
+            ..asked.change
         };
-        let renewed = self.renew_at_node(principal, lease, asked).await;
-        self.cluster().tenants_mut().release_reservation(reserved);
+        let renewed = self.renew_at_node(principal, lease, RenewRequest { change, ..asked }).await;
+        self.cluster().tenants_mut().release_reservation(key);
         renewed
+    }
+
+    /// Reserves what a lease is to hold in addition, under this key. Returns the number of workers to ask the node for:
+    /// as many as the tenant's quota permits, if fewer than asked for are accepted.
+    fn reserve_growth(
+        &self,
+        key: LeaseId,
+        principal: &Principal,
+        lease: LeaseId,
+        change: &LeaseChange,
+    ) -> Result<Option<u16>, Failure> {
+        let Some(most) = change.workers else { return Ok(None) };
+        let mut cluster = self.cluster();
+        let record = cluster.leases().get(&lease).cloned();
+        let Some(record) = record.filter(|record| record.tenant == principal.tenant) else {
+            return Ok(Some(most));
+        };
+        let fewest = change.min_workers.unwrap_or(most);
+        let mut refusal = None;
+        for workers in (fewest..=most.min(MAX_WORKERS)).rev() {
+            let Some(more) = additional(&record, workers) else {
+                return Ok(Some(workers));
+            };
+            match cluster.tenants_mut().reserve(key, principal.tenant, more) {
+                Ok(_) => return Ok(Some(workers)),
+                // The refusal of the most workers is the one to report.
+                Err(failure) => {
+                    refusal.get_or_insert(failure);
+                }
+            }
+        }
+        // More than a lease can have is refused by the node.
+        refusal.map_or(Ok(Some(most)), Err)
     }
 
     async fn renew_at_node(&self, principal: Principal, lease: LeaseId, asked: RenewRequest) -> Result<Grant, Failure> {
@@ -293,15 +321,8 @@ impl Control {
             change,
             traceparent: traceparent(),
         };
+        // The record has the terms already: see `on_terms`.
         let terms = self.request(record.node, None, renew).await?;
-        if terms.is_none() && !change.is_none() {
-            let text = format!(
-                "node {} is of an earlier release, which renewed the lease and changed nothing else; update it",
-                record.node
-            );
-            return Err(Failure::new(Code::VersionMismatch, text));
-        }
-        let numbers = terms.as_ref().map(|terms| terms.numbers.clone());
         let unused_ms = if record.state == LeaseState::Granted {
             millis(self.options().start_by)
         } else {
@@ -314,7 +335,6 @@ impl Control {
                 duration_ms,
                 expires_at_ms,
                 bearer: principal.bearer,
-                terms,
             };
             let renewed = cluster.renew_lease(lease, &renewal);
             let (record, note) = renewed.ok_or_else(|| no_such_lease(lease))?;
@@ -323,9 +343,26 @@ impl Control {
             self.journal().note(note);
             record
         };
+        let Some(terms) = terms.filter(|terms| terms.lease == lease) else {
+            if change.is_none() {
+                return Ok(with_notice(self.grant_of(&record)?, asked.duration_ms));
+            }
+            let text = format!(
+                "node {} is of an earlier release, which renewed the lease and changed nothing else; update it",
+                record.node
+            );
+            return Err(Failure::new(Code::VersionMismatch, text));
+        };
+        // Another renewal may have changed the record since.
+        let granted = LeaseRecord {
+            workers: terms.workers,
+            mode: terms.mode,
+            memory_bytes: terms.memory_bytes,
+            ..record
+        };
         let grant = Grant {
-            numbers: numbers.unwrap_or_default(),
-            ..self.grant_of(&record)?
+            numbers: terms.numbers,
+            ..self.grant_of(&granted)?
         };
         Ok(with_notice(grant, asked.duration_ms))
     }

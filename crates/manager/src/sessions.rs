@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::ws::{Message, WebSocket};
-use dayfly_protocol::api::{Event, LeaseState, Metered, Mode};
+use dayfly_protocol::api::{Event, HeldTerms, LeaseState, Metered, Mode};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId};
 use dayfly_protocol::node_messages::{ManagerMessage, NodeMessage};
@@ -82,7 +82,7 @@ struct Response {
     mode: Option<Mode>,
     image: Option<String>,
     sandbox: Option<dayfly_protocol::api::Sandbox>,
-    terms: Option<Box<dayfly_protocol::api::HeldTerms>>,
+    terms: Option<Box<HeldTerms>>,
 }
 
 impl Control {
@@ -131,6 +131,9 @@ impl Control {
                 sandbox,
                 terms,
             } => {
+                if let Some(terms) = &terms {
+                    self.on_terms(&mut cluster, id, terms)?;
+                }
                 let response = Response {
                     request,
                     refused,
@@ -210,6 +213,17 @@ impl Control {
                 meters.0.try_send((sequence, usage)).map_err(|_| CloseReason::Stuck)?;
             }
         }
+        Ok(())
+    }
+
+    /// Records what a lease holds now. In the order of the node's messages, and also if nothing waits for the response
+    /// any more, so that the record is what the node last reported.
+    fn on_terms(&self, cluster: &mut Cluster, node: NodeId, terms: &HeldTerms) -> Result<(), CloseReason> {
+        if !terms.are_possible() {
+            let text = format!("no lease can have the terms that it reports for {}", terms.lease);
+            return Err(CloseReason::Violation(text));
+        }
+        self.journal().note_all(cluster.change_lease(node, terms).into_iter().collect());
         Ok(())
     }
 

@@ -88,6 +88,8 @@ struct LeaseData {
     /// What it holds now.
     reservation: Reservation,
     terms: CurrentTerms,
+    /// Whether a renewal has changed what it holds.
+    has_changed: bool,
     /// Whether the limits of its sandbox are outdated.
     has_new_limits: bool,
     delegations: Delegations,
@@ -148,6 +150,7 @@ impl NodeLease {
                 slots: worker_slots(&reservation),
                 terms: CurrentTerms::of(&granted.request, &reservation),
                 reservation,
+                has_changed: false,
                 has_new_limits: false,
                 history: ChannelHistory::default(),
                 lost: BTreeMap::new(),
@@ -340,8 +343,14 @@ impl NodeLease {
         self.with_sandbox(|sandbox| sandbox.set_socket(dir, socket));
     }
 
-    /// Records the assignment of an executor. The executor counts incarnations anew; the lease's count continues.
-    pub fn set_executor(&self, control: ControlSocket, output: &Arc<OutputBuffer>) {
+    /// Records the assignment of an executor, which named so many workers and these as retired. The executor counts
+    /// incarnations anew; the lease's count continues.
+    pub fn set_executor(
+        &self,
+        control: ControlSocket,
+        output: &Arc<OutputBuffer>,
+        (workers, retired): (u16, &[u16]),
+    ) {
         let mut state = self.lock();
         let before = std::mem::replace(&mut state.output, output.clone());
         output.prepend(&before);
@@ -350,6 +359,12 @@ impl NodeLease {
         }
         state.control = Some(control);
         state.failure = None;
+        for index in retired {
+            // Its executor has ended, and this one does not start it.
+            Self::end_retirement(&mut state, usize::from(*index));
+        }
+        // A renewal may have come while it was assigned.
+        Self::complete_assignment(&state, workers, retired);
         drop(state);
         self.notify_changed();
     }

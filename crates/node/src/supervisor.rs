@@ -161,7 +161,7 @@ async fn start(
     let bounded = executor.sandbox.as_ref().is_none_or(|sandbox| sandbox.bounds_memory);
     let assign = ToExecutor::Assign {
         workers,
-        retired,
+        retired: retired.clone(),
         meters: MAX_WORKERS,
         cores_per_worker: own_cores(lease),
         cores: assigned.cores.clone(),
@@ -194,7 +194,7 @@ async fn start(
             format!("a new executor does not accept messages: {error}; lease again"),
         ));
     }
-    lease.set_executor(control, executor.output());
+    lease.set_executor(control, executor.output(), (workers, &retired));
     Ok(executor)
 }
 

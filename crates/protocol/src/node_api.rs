@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::{Grant, LeaseChange, LeaseRequest, LoanSeries};
+use crate::api::{Grant, HeldTerms, LeaseChange, LeaseRequest, LoanSeries};
 use crate::error::Failure;
 use crate::ids::{ChannelId, CodeHash, Incarnation, LeaseId, PublicKey, WorkerIndex};
 
@@ -310,6 +310,9 @@ pub struct HeldLease {
     pub lease: LeaseId,
     /// Remaining milliseconds by the node's clock.
     pub remaining_ms: u64,
+    /// What it holds, if a renewal has changed that. The manager may not have received the node's response.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub terms: Option<Box<HeldTerms>>,
 }
 
 /// A lease that a node granted under a manager's allowance, as reported by the node.

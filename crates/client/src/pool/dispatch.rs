@@ -58,6 +58,8 @@ pub struct Dispatch {
     /// When the first rest of a worker ends.
     first_rest_end: Option<Instant>,
     copied: CopiedBytes,
+    /// Whether its channels were closed for good.
+    is_disconnected: bool,
 }
 
 impl Dispatch {
@@ -86,6 +88,7 @@ impl Dispatch {
             is_rejectable: !lease.is_hot() && lease.workers() > 1,
             first_rest_end: None,
             copied: CopiedBytes::default(),
+            is_disconnected: false,
         })
     }
 

@@ -1,3 +1,4 @@
+use dayfly_protocol::api::LeaseChange;
 use dayfly_protocol::ids::{LeaseId, PublicKey};
 use proptest::prelude::*;
 
@@ -14,6 +15,21 @@ fn request(workers: u16, mode: Mode) -> LeaseRequest {
     }
 }
 
+fn change(
+    ledger: &mut Ledger,
+    lease: &LeaseId,
+    request: &LeaseRequest,
+    kept_cores: &[u16],
+    cores: usize,
+) -> Result<Reservation, LedgerError> {
+    let wanted = Wanted {
+        request,
+        kept_cores,
+        cores,
+    };
+    ledger.change(lease, &wanted)
+}
+
 /// Four cores to lease, 64 places, 16 GiB.
 fn ledger() -> Ledger {
     Ledger::new(Resources {
@@ -26,7 +42,7 @@ fn ledger() -> Ledger {
 fn grown_lease_keeps_its_cores() {
     let mut ledger = ledger();
     let before = ledger.reserve(LEASE, &request(2, Mode::Hot)).unwrap().clone();
-    let after = ledger.change(&LEASE, &request(3, Mode::Hot), &before.cores, 3).unwrap();
+    let after = change(&mut ledger, &LEASE, &request(3, Mode::Hot), &before.cores, 3).unwrap();
     assert_eq!(after.cores[..2], before.cores[..]);
     assert_eq!((after.cores.len(), after.workers), (3, 3));
     assert_eq!((ledger.free().cores, ledger.free().memory_bytes), (1, 13 * GIB));
@@ -40,24 +56,47 @@ fn refused_change_leaves_the_lease_alone() {
     let before = ledger.reserve(LEASE, &request(2, Mode::Hot)).unwrap().clone();
     ledger.reserve(OTHER, &request(1, Mode::Hot)).unwrap();
     let free = ledger.free();
-    let refused = ledger
-        .change(&LEASE, &request(4, Mode::Hot), &before.cores, 4)
-        .unwrap_err();
+    let refused = change(&mut ledger, &LEASE, &request(4, Mode::Hot), &before.cores, 4).unwrap_err();
     assert_eq!(refused.code(), Code::NoCapacity, "{refused}");
-    let refused = ledger
-        .change(&LEASE, &request(5, Mode::Hot), &before.cores, 5)
-        .unwrap_err();
+    let refused = change(&mut ledger, &LEASE, &request(5, Mode::Hot), &before.cores, 5).unwrap_err();
     assert_eq!(refused.code(), Code::TooLarge, "{refused}");
     assert_eq!((ledger.free(), ledger.held(&LEASE)), (free, Some(&before)));
+}
+
+#[test]
+fn shrunken_lease_frees_cores_beyond_its_number() {
+    let mut ledger = ledger();
+    let before = ledger.reserve(LEASE, &request(3, Mode::Hot)).unwrap().clone();
+    let after = change(&mut ledger, &LEASE, &request(1, Mode::Hot), &before.cores, 1).unwrap();
+    assert_eq!(after.cores[..], before.cores[..1]);
+    assert_eq!(ledger.free().cores, 3);
+}
+
+#[test]
+fn malformed_change_is_refused() {
+    let change = |workers, min_workers| {
+        validate_change(&LeaseChange {
+            workers,
+            min_workers,
+            ..LeaseChange::default()
+        })
+    };
+    for right in [(None, None), (Some(1), None), (Some(4), Some(4)), (Some(4), Some(1))] {
+        assert_eq!(change(right.0, right.1), Ok(()), "{right:?}");
+    }
+    for wrong in [(Some(0), None), (None, Some(1)), (Some(4), Some(0)), (Some(4), Some(5))] {
+        let error = change(wrong.0, wrong.1).unwrap_err();
+        assert_eq!(error.code(), Code::InvalidRequest, "{wrong:?}");
+    }
 }
 
 #[test]
 fn change_of_mode_exchanges_cores_for_places() {
     let mut ledger = ledger();
     ledger.reserve(LEASE, &request(2, Mode::Hot)).unwrap();
-    ledger.change(&LEASE, &request(2, Mode::Warm), &[], 0).unwrap();
+    change(&mut ledger, &LEASE, &request(2, Mode::Warm), &[], 0).unwrap();
     assert_eq!((ledger.free().cores, ledger.free().workers), (4, 62_u16.into()));
-    let hot = ledger.change(&LEASE, &request(2, Mode::Hot), &[], 2).unwrap();
+    let hot = change(&mut ledger, &LEASE, &request(2, Mode::Hot), &[], 2).unwrap();
     assert_eq!((hot.cores.len(), hot.places), (2, MilliCores::ZERO));
     assert_eq!((ledger.free().cores, ledger.free().workers), (2, 64_u16.into()));
 }
@@ -92,7 +131,7 @@ proptest! {
                 (0, Some(_)) => drop(ledger.release(&lease)),
                 (1, Some(owned)) => {
                     let cores = if hot { usize::from(workers) } else { 0 };
-                    drop(ledger.change(&lease, &wanted, &owned, cores));
+                    drop(change(&mut ledger, &lease, &wanted, &owned, cores));
                 }
                 (_, Some(owned)) => {
                     ledger.lend(&lease, &owned);

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use dayfly_lease::billing;
-use dayfly_protocol::api::{HeldTerms, LeaseState, LeaseStatus, Metered, Mode, Usage};
+use dayfly_protocol::api::{HeldTerms, LeaseState, LeaseStatus, Metered, Usage};
 use dayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 use dayfly_store::LeaseRecord;
 
@@ -16,8 +16,6 @@ pub struct Renewal {
     pub expires_at_ms: u64,
     /// The token that it was requested with.
     pub bearer: Option<[u8; 32]>,
-    /// What the lease holds now, if its node reported that.
-    pub terms: Option<Box<HeldTerms>>,
 }
 
 /// Leases that are live or ended recently.
@@ -67,19 +65,31 @@ impl Leases {
         Some(record.expires_at_ms)
     }
 
-    /// Renews a lease under this token, with the terms that its node reported. Returns the record before.
-    pub(super) fn renew(&mut self, lease: LeaseId, renewal: &Renewal, bearer: Option<[u8; 32]>) -> Option<LeaseRecord> {
+    /// Renews a lease under this token.
+    pub(super) fn renew(&mut self, lease: LeaseId, renewal: &Renewal, bearer: Option<[u8; 32]>) -> Option<&LeaseRecord> {
         let record = self.0.get_mut(&lease)?;
-        let before = record.clone();
         record.duration_ms = renewal.duration_ms;
         record.expires_at_ms = renewal.expires_at_ms;
         record.bearer = bearer;
-        if let Some(terms) = renewal.terms.as_ref().filter(|_| record.state.is_live()) {
-            record.workers = terms.workers;
-            record.memory_bytes = terms.memory_bytes;
-            record.mode = if terms.mode == Mode::Hot { Mode::Hot } else { Mode::Warm };
+        Some(record)
+    }
+
+    /// Records what a live lease of this node holds now. Returns the records before and after, or `None` without a
+    /// change. A worker never has more memory than it was granted.
+    pub(super) fn change(&mut self, node: NodeId, terms: &HeldTerms) -> Option<(LeaseRecord, LeaseRecord)> {
+        let record = self.0.get_mut(&terms.lease)?;
+        if record.node != node || !record.state.is_live() || !terms.are_possible() {
+            return None;
         }
-        Some(before)
+        let before = record.clone();
+        let most_bytes = before
+            .memory_bytes
+            .div_ceil(before.workers.max(1).into())
+            .saturating_mul(terms.workers.into());
+        record.workers = terms.workers;
+        record.mode = terms.mode;
+        record.memory_bytes = terms.memory_bytes.min(most_bytes);
+        (*record != before).then(|| (before, record.clone()))
     }
 
     pub(super) fn set_expiry(&mut self, lease: &LeaseId, expires_at_ms: u64) {

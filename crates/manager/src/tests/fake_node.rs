@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dayfly_lease::{Ledger, SigningKey, ledger::Resources};
+use dayfly_lease::ledger::{Resources, Wanted};
+use dayfly_lease::{Ledger, SigningKey};
 use dayfly_protocol::WIRE_VERSION;
 use dayfly_protocol::api::{Capacity, HeldTerms, LeaseChange, LeaseRequest, Mode, NodeAddress};
 use dayfly_protocol::cores::MilliCores;
@@ -117,6 +118,7 @@ pub fn registration(id: u8, held: &[LeaseId], books: &Ledger) -> NodeMessage {
             .map(|&lease| HeldLease {
                 lease,
                 remaining_ms: 30_000,
+                terms: None,
             })
             .collect(),
         sandboxes: None,
@@ -289,8 +291,14 @@ fn renew(
         ..LeaseRequest::native(workers, mode, 1, PublicKey([0; 32]))
     };
     let cores = if mode == Mode::Hot { workers.into() } else { 0 };
-    let held = books.change(lease, &wanted, &held.cores, cores)?;
+    let wanted = Wanted {
+        request: &wanted,
+        kept_cores: &held.cores,
+        cores,
+    };
+    let held = books.change(lease, &wanted)?;
     Ok(Some(Box::new(HeldTerms {
+        lease: *lease,
         workers,
         numbers: Vec::new(),
         mode: held.mode,

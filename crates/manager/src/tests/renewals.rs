@@ -91,6 +91,114 @@ async fn growth_beyond_the_quota_is_refused() {
 }
 
 #[tokio::test]
+async fn growth_is_cut_to_the_quota() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let _node = FakeNode::join(&manager, 1, Manner::Honest).await;
+    let mut own = Client::new(&manager).await;
+    let mut astro = member(&manager, "astro", Role::User).await;
+    own.tenant("astro", |spec| {
+        spec.quota = Quota {
+            workers: Some(4),
+            ..Quota::default()
+        }
+    })
+    .await;
+    let lease = astro.lease(&request(Mode::Warm)).await.unwrap().lease;
+    let at_least = |min_workers| LeaseChange {
+        min_workers: Some(min_workers),
+        ..to_workers(9)
+    };
+    let refused = astro.renew(lease, at_least(5)).await.unwrap_err();
+    assert_eq!(refused.code, Code::QuotaExceeded, "{refused}");
+    assert_eq!(astro.renew(lease, at_least(2)).await.unwrap().workers, 4);
+    let malformed = astro.renew(lease, at_least(10)).await.unwrap_err();
+    assert_eq!(malformed.code, Code::InvalidRequest, "{malformed}");
+}
+
+/// What a node reports of a lease with a worker more.
+fn grown(grant: &Grant) -> HeldTerms {
+    HeldTerms {
+        lease: grant.lease,
+        workers: 2,
+        numbers: vec![0, 3],
+        mode: Mode::Warm,
+        memory_bytes: 2 * grant.memory_bytes,
+    }
+}
+
+fn late_response(terms: HeldTerms) -> NodeMessage {
+    NodeMessage::Answer {
+        request: 1 << 40,
+        refused: None,
+        mode: None,
+        image: None,
+        sandbox: None,
+        terms: Some(Box::new(terms)),
+    }
+}
+
+impl Client {
+    async fn until_workers(&mut self, lease: LeaseId, workers: u16) {
+        let since = Instant::now();
+        while self.get::<LeaseStatus>(&format!("/v1/leases/{lease}")).await.workers != workers {
+            assert!(since.elapsed() < TIMEOUT, "the change was not recorded");
+        }
+    }
+}
+
+#[tokio::test]
+async fn late_response_still_changes_the_record() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let mut node = FakeNode::join(&manager, 1, Manner::Honest).await;
+    let other = FakeNode::join(&manager, 2, Manner::Full).await;
+    let mut client = Client::new(&manager).await;
+    let grant = client.lease(&request(Mode::Warm)).await.unwrap();
+    // Another node has no say in it.
+    let foreign = HeldTerms {
+        workers: 9,
+        numbers: Vec::new(),
+        ..grown(&grant)
+    };
+    other.say.send(late_response(foreign)).unwrap();
+    node.say.send(late_response(grown(&grant))).unwrap();
+    client.until_workers(grant.lease, 2).await;
+    let wrong = HeldTerms {
+        numbers: vec![3, 0],
+        ..grown(&grant)
+    };
+    node.say.send(late_response(wrong)).unwrap();
+    let end = async { while node.heard.recv().await.is_some() {} };
+    tokio::time::timeout(TIMEOUT, end).await.expect("its connection ends");
+    assert_eq!(client.get::<LeaseStatus>(&format!("/v1/leases/{}", grant.lease)).await.workers, 2);
+}
+
+#[tokio::test]
+async fn registration_reports_changes_that_were_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let node = FakeNode::join(&manager, 1, Manner::Honest).await;
+    let mut client = Client::new(&manager).await;
+    let grant = client.lease(&request(Mode::Warm)).await.unwrap();
+    let credential = node.credential.clone().unwrap();
+    drop(node);
+    let mut registration = registration(1, &[grant.lease], &ledger(2));
+    if let NodeMessage::Register { leases, .. } = &mut registration {
+        let terms = HeldTerms {
+            memory_bytes: 9 * grant.memory_bytes,
+            ..grown(&grant)
+        };
+        leases[0].terms = Some(Box::new(terms));
+    }
+    let mut socket = websocket(&manager, "/v1/nodes/connect", &credential).await.unwrap();
+    send(&mut socket, &registration).await;
+    client.until_workers(grant.lease, 2).await;
+    let seen = client.get::<LeaseStatus>(&format!("/v1/leases/{}", grant.lease)).await;
+    assert_eq!(seen.memory_bytes, 2 * grant.memory_bytes, "more than in proportion is not recorded");
+}
+
+#[tokio::test]
 async fn change_neither_repeats_nor_loses_charges() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;

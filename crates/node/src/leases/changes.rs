@@ -1,10 +1,14 @@
 //! What a renewal may change: mode, polling and number of workers. This `impl` plans a change and carries it out; the
 //! lease table reserves what it takes.
 
+use dayfly_lease::ledger::Wanted;
 use dayfly_protocol::api::{HeldTerms, LeaseChange, LeaseRequest};
 
 use super::lending::CorePin;
 use super::*;
+
+/// Time in which a worker that is given back reads its orders, in milliseconds: it may be about to begin a call.
+const STOP_MS: u64 = 10;
 
 /// The terms of a lease that a renewal may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,14 +44,25 @@ impl CurrentTerms {
 #[derive(Debug)]
 pub struct Plan {
     /// What the lease holds afterwards, the workers included that are being retired.
-    pub request: LeaseRequest,
+    request: LeaseRequest,
     /// Cores that its workers go on using.
-    pub kept_cores: Vec<u16>,
+    kept_cores: Vec<u16>,
     /// How many cores it owns afterwards.
-    pub cores: usize,
+    cores: usize,
     terms: CurrentTerms,
     retired: Vec<usize>,
     added: Vec<usize>,
+}
+
+impl Plan {
+    /// What the lease is to hold afterwards.
+    pub fn wanted(&self) -> Wanted<'_> {
+        Wanted {
+            request: &self.request,
+            kept_cores: &self.kept_cores,
+            cores: self.cores,
+        }
+    }
 }
 
 impl NodeLease {
@@ -68,6 +83,7 @@ impl NodeLease {
         let is_dense = serving.iter().enumerate().all(|(at, number)| at == *number);
         let terms = state.terms;
         HeldTerms {
+            lease: self.id(),
             workers: terms.workers,
             numbers: match is_dense {
                 true => Vec::new(),
@@ -78,11 +94,32 @@ impl NodeLease {
         }
     }
 
-    /// Numbers of workers that the lease has given back, among all that it had.
+    /// What its holder is granted now, if a renewal has changed that.
+    pub fn changed_terms(&self) -> Option<HeldTerms> {
+        let has_changed = self.lock().has_changed;
+        has_changed.then(|| self.held_terms())
+    }
+
+    /// Number of workers that the lease ever had, and the numbers of those that it has given back.
     pub fn retired(&self) -> (u16, Vec<u16>) {
         let state = self.lock();
         let gone = state.slots.iter().enumerate().filter(|(_, slot)| !slot.is_serving());
         (state.slots.len() as u16, gone.map(|(index, _)| index as u16).collect())
+    }
+
+    /// Has a new executor follow the changes since its assignment, which named so many workers and these as retired.
+    pub(super) fn complete_assignment(state: &LeaseData, workers: u16, retired: &[u16]) {
+        let Some(control) = &state.control else { return };
+        for (index, slot) in state.slots.iter().enumerate() {
+            let worker = WorkerIndex(index as u16);
+            let is_started = worker.0 < workers && !retired.contains(&worker.0);
+            // An executor that cannot take it is stuck or dead, and either is noticed.
+            let _ = match (slot.is_serving(), is_started) {
+                (true, false) => control.send(&ToExecutor::Start { worker }, &[]),
+                (false, true) => control.send(&ToExecutor::Retire { worker }, &[]),
+                _ => Ok(()),
+            };
+        }
     }
 
     /// Whether the limits of its sandbox have changed since the last call.
@@ -108,6 +145,7 @@ impl NodeLease {
     /// Plans a change to this many workers in this mode. Nothing changes yet.
     pub fn plan(&self, change: &LeaseChange, workers: u16, mode: Mode) -> Result<Plan, Failure> {
         let state = self.lock();
+        state.life.check(clock::now_ms())?;
         let serving = serving(&state);
         if usize::from(workers) != serving.len() {
             self.check_resizable()?;
@@ -202,9 +240,10 @@ impl NodeLease {
         let was_hot = state.terms.mode == Mode::Hot;
         let is_hot = plan.terms.mode == Mode::Hot;
         let allocated_ms = state.life.allocated_ms(clock::now_ms());
-        let until_ms = clock::now_ms().saturating_add(grace.as_millis() as u64);
+        let now_ms = clock::now_ms();
+        let until_ms = now_ms.saturating_add(grace.as_millis() as u64);
         for index in &plan.retired {
-            state.slots[*index].retire(until_ms);
+            state.slots[*index].retire(now_ms.saturating_add(STOP_MS)..until_ms.max(now_ms + STOP_MS));
         }
         for index in &plan.added {
             while state.slots.len() <= *index {
@@ -232,6 +271,7 @@ impl NodeLease {
         }
         state.reservation = reservation;
         state.terms = plan.terms;
+        state.has_changed = true;
         state.has_new_limits = true;
         let numbers = state.slots.len() as u16;
         state.delegations.set_workers(numbers);
@@ -252,18 +292,16 @@ impl NodeLease {
     /// Ends workers that are given back, when their call has ended or their grace is over. Returns whether any remain.
     pub(super) fn advance_retirements(&self, state: &mut LeaseData, now_ms: u64) -> bool {
         let mut remain = false;
-        for index in 0..state.slots.len() {
-            let Some(until_ms) = state.slots[index].retires_by() else {
-                continue;
-            };
+        let LeaseData { slots, control, .. } = &mut *state;
+        for (index, (slot, meter)) in slots.iter_mut().zip(&self.meters).enumerate() {
+            let Some(time) = slot.retires_within() else { continue };
             remain = true;
-            // It begins no other call: its orders forbid that.
-            if self.meters[index].read().is_running() && now_ms < until_ms {
-                continue;
+            // Its orders forbid it to begin another call.
+            let is_stopped = now_ms >= time.start && !meter.read().is_running();
+            if is_stopped || now_ms >= time.end {
+                // Its channel ends with its process: only then is it certain which calls have begun.
+                slot.end_for_good(control.as_ref(), index);
             }
-            self.end_channel(state, index, End::Retired);
-            let LeaseData { slots, control, .. } = &mut *state;
-            slots[index].end_for_good(control.as_ref(), index);
         }
         remain
     }

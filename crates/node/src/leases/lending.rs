@@ -3,6 +3,8 @@
 
 use dayfly_executor::meter::Orders;
 use dayfly_lease::Ledger;
+use dayfly_lease::ledger::Wanted;
+use dayfly_protocol::api::LeaseRequest;
 
 use super::changes::memory_for;
 use super::*;
@@ -99,13 +101,18 @@ impl NodeLease {
             return;
         }
         let kept: Vec<u16> = state.slots.iter().flat_map(|slot| slot.cores().to_vec()).collect();
-        let wanted = dayfly_protocol::api::LeaseRequest {
+        let request = LeaseRequest {
             workers: occupied,
             mode: state.terms.mode,
             memory_bytes: memory_for(&state.reservation, occupied),
             ..self.granted.request.clone()
         };
-        match ledger.change(&self.id(), &wanted, &kept, kept.len()) {
+        let wanted = Wanted {
+            request: &request,
+            kept_cores: &kept,
+            cores: kept.len(),
+        };
+        match ledger.change(&self.id(), &wanted) {
             Ok(reservation) => {
                 state.reservation = reservation;
                 state.has_new_limits = true;

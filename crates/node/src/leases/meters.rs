@@ -56,6 +56,7 @@ impl NodeLease {
         let (mut busy, mut awake, mut stuck) = (false, false, false);
         for (index, slot) in slots.iter_mut().enumerate() {
             let reading = self.meters[index].read();
+            stuck |= slot.is_kill_overdue(KILL_DEADLINE);
             let Some(channel) = slot.channel_mut() else { continue };
             let is_cancelled = channel.take_cancelled(reading.started, reading.is_running());
             busy |= reading.is_running();
@@ -68,7 +69,6 @@ impl NodeLease {
             } else if let Some(end) = orphaned {
                 slot.kill(control.as_ref(), index, end);
             }
-            stuck |= slot.is_kill_overdue(KILL_DEADLINE);
         }
         if busy {
             *busy_at_ms = now;

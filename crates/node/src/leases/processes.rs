@@ -56,15 +56,19 @@ impl NodeLease {
 
     /// Records the start of a worker's process.
     pub fn on_worker_start(&self, worker: WorkerIndex, incarnation: Incarnation, pid: u32, process: Option<OwnedFd>) {
-        // One that is already given back is about to end.
-        if let Some(slot) = self
-            .lock()
-            .slots
-            .get_mut(worker.0 as usize)
-            .filter(|slot| !slot.is_gone())
-        {
-            slot.start(incarnation, pid, process);
+        let mut state = self.lock();
+        let LeaseData { slots, control, .. } = &mut *state;
+        match slots.get_mut(worker.0 as usize) {
+            // It ended by itself while it was being given back, and was replaced.
+            Some(slot) if slot.is_gone() => {
+                if let Some(control) = control {
+                    let _ = control.send(&ToExecutor::Retire { worker }, &[]);
+                }
+            }
+            Some(slot) => slot.start(incarnation, pid, process),
+            None => {}
         }
+        drop(state);
         self.notify_changed();
     }
 

@@ -1,6 +1,7 @@
 //! One worker of a lease: its process, its channel, and its usage.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -57,9 +58,10 @@ enum Stage {
     /// It belongs to the lease.
     #[default]
     Serving,
-    /// It may finish its running call until this time of the node's clock, in milliseconds.
-    Finishing(u64),
-    /// Its executor was told to end it.
+    /// It stops to begin calls, and may finish its running call, between these times of the node's clock, in
+    /// milliseconds.
+    Finishing { stopped_ms: u64, until_ms: u64 },
+    /// Its executor was requested to end it.
     Ending,
     /// It is gone. Another worker may take its number.
     Gone,
@@ -119,15 +121,19 @@ impl WorkerSlot {
         self.stage == Stage::Gone
     }
 
-    /// Begins its retirement: its running call may take until this time.
-    pub fn retire(&mut self, until_ms: u64) {
-        self.stage = Stage::Finishing(until_ms);
+    /// Begins its retirement: it begins no call after the start of this time, and its running call may take until the
+    /// end.
+    pub fn retire(&mut self, time: Range<u64>) {
+        self.stage = Stage::Finishing {
+            stopped_ms: time.start,
+            until_ms: time.end,
+        };
     }
 
-    /// Until when its running call may take, if it is to be ended afterwards.
-    pub fn retires_by(&self) -> Option<u64> {
+    /// The time of [`WorkerSlot::retire`], until it is ended.
+    pub fn retires_within(&self) -> Option<Range<u64>> {
         match self.stage {
-            Stage::Finishing(until_ms) => Some(until_ms),
+            Stage::Finishing { stopped_ms, until_ms } => Some(stopped_ms..until_ms),
             _ => None,
         }
     }
@@ -135,8 +141,12 @@ impl WorkerSlot {
     /// Requests the executor to end it for good.
     pub fn end_for_good(&mut self, control: Option<&ControlSocket>, index: usize) {
         self.stage = Stage::Ending;
+        if self.is_up && self.kill.is_none() {
+            self.kill = Some((End::Retired, Instant::now()));
+        }
         if let Some(control) = control {
             let worker = WorkerIndex(index as u16);
+            // If the executor cannot take it, it is stuck or dead, and either is noticed.
             let _ = control.send(&ToExecutor::Retire { worker }, &[]);
         }
     }
@@ -221,7 +231,7 @@ impl WorkerSlot {
 
     /// Whether the executor has not killed it for this time.
     pub fn is_kill_overdue(&self, limit: Duration) -> bool {
-        self.kill.is_some_and(|(_, since)| since.elapsed() > limit)
+        self.is_up && self.kill.is_some_and(|(_, since)| since.elapsed() > limit)
     }
 
     /// Whether it has a process.

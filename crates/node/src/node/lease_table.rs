@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dayfly_lease::allowance::within_cap;
-use dayfly_lease::ledger::{MAX_WORKERS, Offer, Resources};
+use dayfly_lease::ledger::{Offer, Resources, validate_change};
 use dayfly_lease::quota::Held;
 use dayfly_lease::{Lease, Ledger, Reservation, billing, shrink};
 use dayfly_protocol::api::{Capacity, LeaseChange, LeaseRequest, LeaseState, Mode, NodeResize, Usage};
@@ -287,39 +287,52 @@ impl LeaseTable {
     /// room.
     pub fn change(&self, lease: &NodeLease, change: &LeaseChange, grace: Duration) -> Result<Vec<CorePin>, Failure> {
         let mut state = self.state();
+        validate_change(change)?;
         let now = lease.terms();
-        let wanted = change.workers.unwrap_or(now.workers);
-        if wanted == 0 {
-            let text = "a lease of 0 workers; ask for 1 to 1024, or release it";
-            return Err(Failure::new(Code::InvalidRequest, text));
-        }
-        let wanted = wanted.min(MAX_WORKERS.saturating_add(1));
-        let fewest = change.min_workers.unwrap_or(wanted).clamp(1, wanted);
+        let most = change.workers.unwrap_or(now.workers);
+        let fewest = change.min_workers.unwrap_or(most);
         let modes: &[Mode] = match change.mode {
             None => &[now.mode],
             Some(Mode::Auto) => &[Mode::Hot, Mode::Warm],
             Some(Mode::Hot) => &[Mode::Hot],
             Some(Mode::Warm) => &[Mode::Warm],
         };
-        let mut refusal = None;
-        for workers in (fewest..=wanted).rev() {
+        // Returns a plan that fits, in the first mode in which it does.
+        let planned = |state: &TableState, workers| {
+            let mut refusal = None;
             for mode in modes {
-                let reserved = lease.plan(change, workers, *mode).and_then(|plan| {
-                    let ledger = &mut state.ledger;
-                    let reserved = ledger.change(&lease.id(), &plan.request, &plan.kept_cores, plan.cores)?;
-                    Ok((plan, reserved))
+                let plan = lease.plan(change, workers, *mode).and_then(|plan| {
+                    state.ledger.check_change(&lease.id(), &plan.wanted())?;
+                    Ok(plan)
                 });
-                match reserved {
-                    Ok((plan, reservation)) => return Ok(lease.apply(plan, reservation, grace)),
-                    Err(failure) if failure.code == Code::InvalidRequest => return Err(failure),
-                    // That for the most workers is the one to report.
+                match plan {
+                    // The refusal of the preferred mode is the one to report.
                     Err(failure) => {
                         refusal.get_or_insert(failure);
                     }
+                    fitting => return fitting,
                 }
             }
-        }
-        Err(refusal.unwrap_or_else(|| Failure::new(Code::Internal, "no change of the lease was tried; report this")))
+            Err(refusal.unwrap_or_else(|| Failure::new(Code::Internal, "no mode of the lease was tried; report this")))
+        };
+        let plan = match planned(&*state, most) {
+            Err(refusal) if fewest < most && refusal.code != Code::InvalidRequest => {
+                // Fewer workers never need more, so half of the numbers are left after each attempt.
+                let (mut fitting, mut low, mut high) = (None, fewest, most - 1);
+                while low <= high {
+                    let workers = low + (high - low) / 2;
+                    match planned(&*state, workers) {
+                        Ok(plan) => (fitting, low) = (Some(plan), workers + 1),
+                        Err(_) => high = workers - 1,
+                    }
+                }
+                // The refusal of the most workers is the one to report.
+                fitting.ok_or(refusal)?
+            }
+            planned => planned?,
+        };
+        let reservation = state.ledger.change(&lease.id(), &plan.wanted())?;
+        Ok(lease.apply(plan, reservation, grace))
     }
 
     /// Frees what retired workers of a lease held, and moves the cores of its workers that fell asleep or woke up. Returns

@@ -244,6 +244,8 @@ pub struct GangRequest {
     pub among: Vec<NodeId>,
 }
 
+/// Most workers of a lease.
+pub const MAX_WORKERS: u16 = 1_024;
 /// Longest [`LeaseRequest::poll_for_us`]. Warm workers share cores, so that longer polling would delay others.
 pub const MAX_POLL_FOR_US: u32 = 10_000;
 /// Most workers of a gang.
@@ -397,9 +399,11 @@ pub struct RenewRequest {
     pub change: LeaseChange,
 }
 
-/// What a lease holds since its last renewal, as reported by its node.
+/// What a lease holds since its last change, as reported by its node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldTerms {
+    /// Id of the lease.
+    pub lease: LeaseId,
     /// Number of workers.
     pub workers: u16,
     /// As in [`Grant::numbers`].
@@ -409,4 +413,62 @@ pub struct HeldTerms {
     pub mode: Mode,
     /// Memory of the whole lease in bytes.
     pub memory_bytes: u64,
+}
+
+impl HeldTerms {
+    /// Whether a lease can have these terms.
+    pub fn are_possible(&self) -> bool {
+        self.workers > 0
+            && self.workers <= MAX_WORKERS
+            && self.mode != Mode::Auto
+            && are_numbers_of(&self.numbers, self.workers)
+    }
+}
+
+/// Whether these can be the [`Grant::numbers`] of so many workers.
+pub fn are_numbers_of(numbers: &[u16], workers: u16) -> bool {
+    numbers.is_empty()
+        || numbers.len() == usize::from(workers)
+            && numbers.is_sorted_by(|lower, higher| lower < higher)
+            && numbers.iter().all(|number| *number < MAX_WORKERS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_workers_ascend_below_the_bound() {
+        for (numbers, workers, are_valid) in [
+            (&[][..], 3, true),
+            (&[0, 2, 5], 3, true),
+            (&[1, 1023], 2, true),
+            (&[0, 2], 3, false),
+            (&[2, 0], 2, false),
+            (&[1, 1], 2, false),
+            (&[1, 1024], 2, false),
+        ] {
+            assert_eq!(are_numbers_of(numbers, workers), are_valid, "{numbers:?}");
+        }
+    }
+
+    #[test]
+    fn impossible_terms_are_recognised() {
+        let terms = HeldTerms {
+            lease: LeaseId([1; 16]),
+            workers: 2,
+            numbers: Vec::new(),
+            mode: Mode::Hot,
+            memory_bytes: 1 << 30,
+        };
+        assert!(terms.are_possible());
+        for wrong in [
+            HeldTerms { workers: 0, ..terms.clone() },
+            HeldTerms { workers: 1_025, ..terms.clone() },
+            HeldTerms { mode: Mode::Auto, ..terms.clone() },
+            HeldTerms { numbers: vec![1], ..terms.clone() },
+        ] {
+            assert!(!wrong.are_possible(), "{wrong:?}");
+        }
+    }
 }

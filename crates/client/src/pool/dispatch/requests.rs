@@ -39,6 +39,7 @@ impl Dispatch {
     /// Closes all channels. Calls that have not ended end with an error.
     pub fn disconnect(&mut self) {
         let error = CallError::new(Code::LeaseEnded, "the channels of this lease were closed; lease again");
+        self.is_disconnected = true;
         for worker in &mut self.workers {
             worker.channel = None;
             worker.final_error = Some(error.clone());
@@ -281,15 +282,16 @@ impl Dispatch {
     }
 
     /// Follows a renewal of the pool's lease: sends workers that were given back no more calls, and opens channels to
-    /// added ones.
-    pub fn follow_lease(&mut self) {
-        let Some(lease) = self.lease.clone() else { return };
+    /// added ones. `may_sleep` is whether workers that never slept may sleep now.
+    pub fn follow_lease(&mut self, may_sleep: bool) {
+        let Some(lease) = self.lease.clone().filter(|_| !self.is_disconnected) else {
+            return;
+        };
         let (numbers, is_hot) = (lease.numbers(), lease.is_hot());
         for (index, worker) in self.workers.iter_mut().enumerate() {
             worker.is_warm = !is_hot;
             worker.is_retiring |= !numbers.contains(&(index as u16));
-            if let Some(channel) = &mut worker.channel {
-                // The workers may sleep now.
+            if let Some(channel) = worker.channel.as_mut().filter(|_| may_sleep) {
                 channel.link().wake_peer_from_now_on();
             }
         }

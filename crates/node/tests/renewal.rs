@@ -128,6 +128,73 @@ async fn retired_worker_finishes_its_running_call() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewal_during_the_start_is_followed() {
+    let site = Site::start().await;
+    let grant = site.lease(|request| request.workers = 3).await.unwrap();
+    // Its executor may not even have its assignment.
+    let fewer = renew(&site, &grant, to_workers(1)).await.unwrap();
+    assert_eq!(fewer.workers, 1);
+    let more = renew(&site, &fewer, to_workers(2)).await.unwrap();
+    for worker in 0..2 {
+        let (channel, function) = load(&site, &more, worker, "echo").await;
+        echo(channel, function).await;
+    }
+    until("the return of the others", || site.handle.status().free.workers == 6_u16.into()).await;
+    assert_eq!(site.handle.status().leases[0].pids.len(), 2);
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn worker_that_dies_while_retiring_is_gone() {
+    let site = Site::with(|options| options.grace = LIMIT).await;
+    let grant = site.lease(|request| request.workers = 2).await.unwrap();
+    let mut channels = Vec::new();
+    for worker in 0..2 {
+        let (mut channel, nap) = load(&site, &grant, worker, "nap").await;
+        channel.post(nap, 0, &60_000_u32.to_le_bytes());
+        channels.push(channel);
+    }
+    until("both calls", || site.usage().computing_us > 20_000).await;
+    let pids = site.handle.status().leases[0].pids.clone();
+    let renewed = renew(&site, &grant, to_workers(1)).await.unwrap();
+    let kept = renewed.numbers.first().copied().unwrap_or(0);
+    let dying = 1 - usize::from(kept);
+    let pid = rustix::process::Pid::from_raw(pids[dying] as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    until("the return of its place", || site.handle.status().free.workers == 7_u16.into()).await;
+    assert_eq!(site.handle.status().leases[0].pids, [pids[usize::from(kept)]]);
+    // Another worker takes its number.
+    let renewed = renew(&site, &renewed, to_workers(2)).await.unwrap();
+    let (channel, function) = load(&site, &renewed, dying as u16, "echo").await;
+    echo(channel, function).await;
+    // The other call would take the node's grace.
+    let mut control = site.control(token(&renewed)).await.unwrap();
+    assert_eq!(control.ask(Request::Release).await.unwrap(), Response::Done);
+    drop(channels);
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn partial_growth_takes_all_that_is_free() {
+    let site = Site::start().await;
+    let grant = site.lease(|_| {}).await.unwrap();
+    let other = site.lease(|request| request.workers = 2).await.unwrap();
+    let at_least = |min_workers| LeaseChange {
+        min_workers: Some(min_workers),
+        ..to_workers(1_024)
+    };
+    let refused = renew(&site, &grant, at_least(7)).await.unwrap_err();
+    assert_eq!(refused.code, Code::TooLarge, "{refused}");
+    assert_eq!(renew(&site, &grant, at_least(3)).await.unwrap().workers, 6);
+    for malformed in [at_least(0), at_least(1_025)] {
+        let refused = renew(&site, &grant, malformed).await.unwrap_err();
+        assert_eq!(refused.code, Code::InvalidRequest, "{refused}");
+    }
+    drop(other);
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refused_change_leaves_the_lease_unchanged() {
     let site = Site::start().await;
     let grant = site.lease(|request| request.duration_ms = 1_000_000).await.unwrap();

@@ -151,7 +151,10 @@ fn check_numbers(grant: &Grant) -> Result<(), Error> {
         true => Ok(()),
         false => Err(Error::new(
             Code::Internal,
-            format!("the numbers of the {} workers of a grant are wrong; report this", grant.workers),
+            format!(
+                "the numbers of the {} workers of a grant are wrong; report this",
+                grant.workers
+            ),
         )),
     }
 }

@@ -239,12 +239,16 @@ impl<R: Runtime> Parent<'_, R> {
                     let _ = rustix::process::pidfd_send_signal(&slot.pidfd, Signal::KILL);
                 }
             }
-            ToExecutor::Start { worker } => match self.workers.get_mut(&worker.0) {
-                // Its replacement takes the number.
-                Some(dying) => dying.is_retired = false,
-                None => self.start(worker.0)?,
-            },
-            ToExecutor::Retire { worker } => self.retire(worker.0),
+            ToExecutor::Start { workers } => {
+                for worker in workers {
+                    match self.workers.get_mut(&worker.0) {
+                        // Its replacement takes the number.
+                        Some(dying) => dying.is_retired = false,
+                        None => self.start(worker.0)?,
+                    }
+                }
+            }
+            ToExecutor::Retire { workers } => workers.iter().for_each(|worker| self.retire(worker.0)),
         }
         Ok(())
     }

@@ -257,7 +257,9 @@ impl Control {
             min_workers: asked.change.min_workers.filter(|_| workers.is_some()),
             ..asked.change
         };
-        let renewed = self.renew_at_node(principal, lease, RenewRequest { change, ..asked }).await;
+        let renewed = self
+            .renew_at_node(principal, lease, RenewRequest { change, ..asked })
+            .await;
         self.cluster().tenants_mut().release_reservation(key);
         renewed
     }

@@ -223,7 +223,8 @@ impl Control {
             let text = format!("no lease can have the terms that it reports for {}", terms.lease);
             return Err(CloseReason::Violation(text));
         }
-        self.journal().note_all(cluster.change_lease(node, terms).into_iter().collect());
+        self.journal()
+            .note_all(cluster.change_lease(node, terms).into_iter().collect());
         Ok(())
     }
 

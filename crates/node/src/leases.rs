@@ -345,12 +345,7 @@ impl NodeLease {
 
     /// Records the assignment of an executor, which named so many workers and these as retired. The executor counts
     /// incarnations anew; the lease's count continues.
-    pub fn set_executor(
-        &self,
-        control: ControlSocket,
-        output: &Arc<OutputBuffer>,
-        (workers, retired): (u16, &[u16]),
-    ) {
+    pub fn set_executor(&self, control: ControlSocket, output: &Arc<OutputBuffer>, (workers, retired): (u16, &[u16])) {
         let mut state = self.lock();
         let before = std::mem::replace(&mut state.output, output.clone());
         output.prepend(&before);

@@ -299,7 +299,7 @@ async fn watch_executor(
         limit: 0,
     };
     loop {
-        message_rate.limit = MAX_MESSAGES + MAX_MESSAGES_PER_WORKER * u32::from(lease.terms().workers);
+        message_rate.limit = MAX_MESSAGES + MAX_MESSAGES_PER_WORKER * u32::from(lease.slot_count());
         let pace = match lease.tick() {
             Tick::Again(pace) => pace,
             Tick::Over => return Outcome::LeaseOver,

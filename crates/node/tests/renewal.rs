@@ -139,7 +139,10 @@ async fn renewal_during_the_start_is_followed() {
         let (channel, function) = load(&site, &more, worker, "echo").await;
         echo(channel, function).await;
     }
-    until("the return of the others", || site.handle.status().free.workers == 6_u16.into()).await;
+    until("the return of the others", || {
+        site.handle.status().free.workers == 6_u16.into()
+    })
+    .await;
     assert_eq!(site.handle.status().leases[0].pids.len(), 2);
     site.handle.shutdown().await;
 }
@@ -161,7 +164,10 @@ async fn worker_that_dies_while_retiring_is_gone() {
     let dying = 1 - usize::from(kept);
     let pid = rustix::process::Pid::from_raw(pids[dying] as i32).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-    until("the return of its place", || site.handle.status().free.workers == 7_u16.into()).await;
+    until("the return of its place", || {
+        site.handle.status().free.workers == 7_u16.into()
+    })
+    .await;
     assert_eq!(site.handle.status().leases[0].pids, [pids[usize::from(kept)]]);
     // Another worker takes its number.
     let renewed = renew(&site, &renewed, to_workers(2)).await.unwrap();

@@ -91,15 +91,15 @@ pub enum ToExecutor {
         /// The worker.
         worker: WorkerIndex,
     },
-    /// Starts one more worker.
+    /// Starts more workers. One message for all, because a socket holds few.
     Start {
-        /// Its number, which no worker has.
-        worker: WorkerIndex,
+        /// Their numbers, which no worker has.
+        workers: Vec<WorkerIndex>,
     },
-    /// Kills a worker without replacing it.
+    /// Kills workers without replacing them.
     Retire {
-        /// The worker.
-        worker: WorkerIndex,
+        /// The workers.
+        workers: Vec<WorkerIndex>,
     },
 }
 

@@ -66,7 +66,12 @@ impl Leases {
     }
 
     /// Renews a lease under this token.
-    pub(super) fn renew(&mut self, lease: LeaseId, renewal: &Renewal, bearer: Option<[u8; 32]>) -> Option<&LeaseRecord> {
+    pub(super) fn renew(
+        &mut self,
+        lease: LeaseId,
+        renewal: &Renewal,
+        bearer: Option<[u8; 32]>,
+    ) -> Option<&LeaseRecord> {
         let record = self.0.get_mut(&lease)?;
         record.duration_ms = renewal.duration_ms;
         record.expires_at_ms = renewal.expires_at_ms;

@@ -91,9 +91,14 @@ pub(super) async fn register(
         managers: control.managers(),
         keeps_samples: true,
     });
-    let terms: Vec<HeldTerms> = leases.iter().filter_map(|held| held.terms.as_deref().cloned()).collect();
+    let terms: Vec<HeldTerms> = leases
+        .iter()
+        .filter_map(|held| held.terms.as_deref().cloned())
+        .collect();
     if !terms.iter().all(HeldTerms::are_possible) {
-        return Err(CloseReason::Violation("no lease can have the terms that it reports".into()));
+        return Err(CloseReason::Violation(
+            "no lease can have the terms that it reports".into(),
+        ));
     }
     let held = leases.iter().map(|held| (held.lease, held.remaining_ms)).collect();
     let registration = Registration {

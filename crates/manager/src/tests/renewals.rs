@@ -171,7 +171,13 @@ async fn late_response_still_changes_the_record() {
     node.say.send(late_response(wrong)).unwrap();
     let end = async { while node.heard.recv().await.is_some() {} };
     tokio::time::timeout(TIMEOUT, end).await.expect("its connection ends");
-    assert_eq!(client.get::<LeaseStatus>(&format!("/v1/leases/{}", grant.lease)).await.workers, 2);
+    assert_eq!(
+        client
+            .get::<LeaseStatus>(&format!("/v1/leases/{}", grant.lease))
+            .await
+            .workers,
+        2
+    );
 }
 
 #[tokio::test]
@@ -195,7 +201,11 @@ async fn registration_reports_changes_that_were_lost() {
     send(&mut socket, &registration).await;
     client.until_workers(grant.lease, 2).await;
     let seen = client.get::<LeaseStatus>(&format!("/v1/leases/{}", grant.lease)).await;
-    assert_eq!(seen.memory_bytes, 2 * grant.memory_bytes, "more than in proportion is not recorded");
+    assert_eq!(
+        seen.memory_bytes,
+        2 * grant.memory_bytes,
+        "more than in proportion is not recorded"
+    );
 }
 
 #[tokio::test]

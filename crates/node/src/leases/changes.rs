@@ -100,7 +100,12 @@ impl NodeLease {
         has_changed.then(|| self.held_terms())
     }
 
-    /// Number of workers that the lease ever had, and the numbers of those that it has given back.
+    /// Number of workers that the lease has, with those that it has given back.
+    pub fn slot_count(&self) -> u16 {
+        self.lock().slots.len() as u16
+    }
+
+    /// [`NodeLease::slot_count`], and the numbers of those that it has given back.
     pub fn retired(&self) -> (u16, Vec<u16>) {
         let state = self.lock();
         let gone = state.slots.iter().enumerate().filter(|(_, slot)| !slot.is_serving());
@@ -109,17 +114,18 @@ impl NodeLease {
 
     /// Has a new executor follow the changes since its assignment, which named so many workers and these as retired.
     pub(super) fn complete_assignment(state: &LeaseData, workers: u16, retired: &[u16]) {
-        let Some(control) = &state.control else { return };
+        let (mut added, mut given_back) = (Vec::new(), Vec::new());
         for (index, slot) in state.slots.iter().enumerate() {
             let worker = WorkerIndex(index as u16);
             let is_started = worker.0 < workers && !retired.contains(&worker.0);
-            // An executor that cannot take it is stuck or dead, and either is noticed.
-            let _ = match (slot.is_serving(), is_started) {
-                (true, false) => control.send(&ToExecutor::Start { worker }, &[]),
-                (false, true) => control.send(&ToExecutor::Retire { worker }, &[]),
-                _ => Ok(()),
-            };
+            match (slot.is_serving(), is_started) {
+                (true, false) => added.push(worker),
+                (false, true) => given_back.push(worker),
+                _ => {}
+            }
         }
+        start_workers(state.control.as_ref(), added);
+        retire_workers(state.control.as_ref(), given_back);
     }
 
     /// Whether the limits of its sandbox have changed since the last call.
@@ -276,13 +282,8 @@ impl NodeLease {
         let numbers = state.slots.len() as u16;
         state.delegations.set_workers(numbers);
         self.give_orders(&state);
-        if let Some(control) = &state.control {
-            for index in &plan.added {
-                let worker = WorkerIndex(*index as u16);
-                // A dead executor is replaced by one that starts all workers.
-                let _ = control.send(&ToExecutor::Start { worker }, &[]);
-            }
-        }
+        let added = plan.added.iter().map(|index| WorkerIndex(*index as u16));
+        start_workers(state.control.as_ref(), added.collect());
         drop(state);
         self.notify_changed();
         self.wake.notify_one();
@@ -293,6 +294,7 @@ impl NodeLease {
     pub(super) fn advance_retirements(&self, state: &mut LeaseData, now_ms: u64) -> bool {
         let mut remain = false;
         let LeaseData { slots, control, .. } = &mut *state;
+        let mut over = Vec::new();
         for (index, (slot, meter)) in slots.iter_mut().zip(&self.meters).enumerate() {
             let Some(time) = slot.retires_within() else { continue };
             remain = true;
@@ -300,9 +302,11 @@ impl NodeLease {
             let is_stopped = now_ms >= time.start && !meter.read().is_running();
             if is_stopped || now_ms >= time.end {
                 // Its channel ends with its process: only then is it certain which calls have begun.
-                slot.end_for_good(control.as_ref(), index);
+                slot.end_for_good();
+                over.push(WorkerIndex(index as u16));
             }
         }
+        retire_workers(control.as_ref(), over);
         remain
     }
 
@@ -310,6 +314,20 @@ impl NodeLease {
     pub(super) fn end_retirement(state: &mut LeaseData, index: usize) {
         let allocated_ms = state.life.allocated_ms(clock::now_ms());
         state.slots[index].end_retirement(allocated_ms);
+    }
+}
+
+/// Requests workers of an executor. A dead one is replaced by one that starts all workers.
+fn start_workers(control: Option<&ControlSocket>, workers: Vec<WorkerIndex>) {
+    if let Some(control) = control.filter(|_| !workers.is_empty()) {
+        let _ = control.send(&ToExecutor::Start { workers }, &[]);
+    }
+}
+
+/// Requests an executor to end workers for good. If it cannot take that, it is stuck or dead, and either is noticed.
+pub(super) fn retire_workers(control: Option<&ControlSocket>, workers: Vec<WorkerIndex>) {
+    if let Some(control) = control.filter(|_| !workers.is_empty()) {
+        let _ = control.send(&ToExecutor::Retire { workers }, &[]);
     }
 }
 

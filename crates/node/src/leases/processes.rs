@@ -1,5 +1,6 @@
 //! Starts and ends of a lease's processes. This `impl` records them, and ends the channels of what is gone.
 
+use super::changes::retire_workers;
 use super::*;
 
 /// Time after which a killed process counts as stuck in the kernel.
@@ -60,11 +61,7 @@ impl NodeLease {
         let LeaseData { slots, control, .. } = &mut *state;
         match slots.get_mut(worker.0 as usize) {
             // It ended by itself while it was being given back, and was replaced.
-            Some(slot) if slot.is_gone() => {
-                if let Some(control) = control {
-                    let _ = control.send(&ToExecutor::Retire { worker }, &[]);
-                }
-            }
+            Some(slot) if slot.is_gone() => retire_workers(control.as_ref(), vec![worker]),
             Some(slot) => slot.start(incarnation, pid, process),
             None => {}
         }

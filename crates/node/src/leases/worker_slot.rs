@@ -138,16 +138,11 @@ impl WorkerSlot {
         }
     }
 
-    /// Requests the executor to end it for good.
-    pub fn end_for_good(&mut self, control: Option<&ControlSocket>, index: usize) {
+    /// Records that the executor is requested to end it for good.
+    pub fn end_for_good(&mut self) {
         self.stage = Stage::Ending;
         if self.is_up && self.kill.is_none() {
             self.kill = Some((End::Retired, Instant::now()));
-        }
-        if let Some(control) = control {
-            let worker = WorkerIndex(index as u16);
-            // If the executor cannot take it, it is stuck or dead, and either is noticed.
-            let _ = control.send(&ToExecutor::Retire { worker }, &[]);
         }
     }
 

@@ -463,10 +463,22 @@ mod tests {
         };
         assert!(terms.are_possible());
         for wrong in [
-            HeldTerms { workers: 0, ..terms.clone() },
-            HeldTerms { workers: 1_025, ..terms.clone() },
-            HeldTerms { mode: Mode::Auto, ..terms.clone() },
-            HeldTerms { numbers: vec![1], ..terms.clone() },
+            HeldTerms {
+                workers: 0,
+                ..terms.clone()
+            },
+            HeldTerms {
+                workers: 1_025,
+                ..terms.clone()
+            },
+            HeldTerms {
+                mode: Mode::Auto,
+                ..terms.clone()
+            },
+            HeldTerms {
+                numbers: vec![1],
+                ..terms.clone()
+            },
         ] {
             assert!(!wrong.are_possible(), "{wrong:?}");
         }

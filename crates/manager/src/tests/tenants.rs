@@ -19,7 +19,7 @@ pub const PRICES: Prices = Prices {
 };
 
 impl Client {
-    async fn put<T: serde::de::DeserializeOwned>(&mut self, path: &str, body: &impl serde::Serialize) -> T {
+    pub async fn put<T: serde::de::DeserializeOwned>(&mut self, path: &str, body: &impl serde::Serialize) -> T {
         let (status, answer) = self.send("PUT", path, &serde_json::to_string(body).unwrap()).await;
         assert_eq!(status, 200, "{answer}");
         serde_json::from_str(&answer).unwrap()

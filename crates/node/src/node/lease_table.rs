@@ -315,13 +315,13 @@ impl LeaseTable {
             }
             Err(refusal.unwrap_or_else(|| Failure::new(Code::Internal, "no mode of the lease was tried; report this")))
         };
-        let plan = match planned(&*state, most) {
+        let plan = match planned(&state, most) {
             Err(refusal) if fewest < most && refusal.code != Code::InvalidRequest => {
                 // Fewer workers never need more, so half of the numbers are left after each attempt.
                 let (mut fitting, mut low, mut high) = (None, fewest, most - 1);
                 while low <= high {
                     let workers = low + (high - low) / 2;
-                    match planned(&*state, workers) {
+                    match planned(&state, workers) {
                         Ok(plan) => (fitting, low) = (Some(plan), workers + 1),
                         Err(_) => high = workers - 1,
                     }

@@ -347,7 +347,7 @@ impl Control {
         };
         let Some(terms) = terms.filter(|terms| terms.lease == lease) else {
             if change.is_none() {
-                return Ok(with_notice(self.grant_of(&record)?, asked.duration_ms));
+                return Ok(with_notice(self.grant_of(&record, Vec::new())?, asked.duration_ms));
             }
             let text = format!(
                 "node {} is of an earlier release, which renewed the lease and changed nothing else; update it",
@@ -362,11 +362,7 @@ impl Control {
             memory_bytes: terms.memory_bytes,
             ..record
         };
-        let grant = Grant {
-            numbers: terms.numbers,
-            ..self.grant_of(&granted)?
-        };
-        Ok(with_notice(grant, asked.duration_ms))
+        Ok(with_notice(self.grant_of(&granted, terms.numbers)?, asked.duration_ms))
     }
 
     /// Ends a lease as `released` or `revoked`, at once. An unreachable node ends it when it reconnects.

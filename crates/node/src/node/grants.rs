@@ -1,6 +1,7 @@
 //! The tokens that a node signs: grants of its leases, and its allowance. This `impl` has all uses of the node's key.
 
 use dayfly_lease::ledger::MAX_WORKERS;
+use dayfly_protocol::api::worker_bound;
 use dayfly_sandbox::isolation::CODE_DIR;
 
 use super::*;
@@ -16,8 +17,11 @@ impl Node {
     /// A signed grant of a lease on this node.
     pub(crate) fn grant(&self, lease: &NodeLease) -> Grant {
         let terms = lease.held_terms();
-        let grant = self.grant_to(lease, lease.holder(), terms.workers, lease.remaining_ms());
+        // The token permits the highest number.
+        let bound = worker_bound(&terms.numbers, terms.workers);
+        let grant = self.grant_to(lease, lease.holder(), bound, lease.remaining_ms());
         Grant {
+            workers: terms.workers,
             numbers: terms.numbers,
             ..grant
         }

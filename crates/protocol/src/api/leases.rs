@@ -425,6 +425,11 @@ impl HeldTerms {
     }
 }
 
+/// The first number that none of so many workers with these [`Grant::numbers`] has.
+pub fn worker_bound(numbers: &[u16], workers: u16) -> u16 {
+    numbers.last().map_or(workers, |last| last.saturating_add(1))
+}
+
 /// Whether these can be the [`Grant::numbers`] of so many workers.
 pub fn are_numbers_of(numbers: &[u16], workers: u16) -> bool {
     numbers.is_empty()

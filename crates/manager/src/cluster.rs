@@ -163,8 +163,7 @@ impl Cluster {
         // The token may have been replaced while the node was asked.
         let bearer = self.tokens.current(renewal.bearer);
         let record = self.leases.renew(lease, renewal, bearer)?.clone();
-        let note = self.renewal(lease)?;
-        Some((record, note))
+        Some((record, self.renewal(lease)?))
     }
 
     /// Records what a lease holds, as its node reports it. Returns the note for the store, or `None` without a change.

@@ -41,6 +41,20 @@ async fn load(site: &Site, grant: &Grant, worker: u16, symbol: &str) -> (Channel
     channel.load(hash, symbol).await
 }
 
+/// Waits until the second call of a channel runs; the first one loaded its function.
+async fn until_running(site: &Site, grant: &Grant, channel: &Channel) {
+    let mut control = site.control(token(grant)).await.unwrap();
+    let begun = Instant::now();
+    let request = Request::ChannelStatus { channel: channel.id };
+    loop {
+        match control.ask(request.clone()).await.unwrap() {
+            Response::ChannelStatus(status) if (status.started, status.finished) == (2, 1) => return,
+            Response::ChannelStatus(_) => assert!(begun.elapsed() < LIMIT, "the call does not begin"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 async fn echo(channel: Channel, function: u16) -> Channel {
     let (channel, result) = channel.call(function, 0, b"again").await;
     assert_eq!(result.unwrap(), (Status::Ok, b"again".to_vec()));
@@ -77,9 +91,9 @@ async fn idle_workers_are_given_back_first() {
     let grant = site.lease(|request| request.workers = 3).await.unwrap();
     let idle = site.channel(&grant, 0).await.unwrap();
     let (mut busy, nap) = load(&site, &grant, 1, "nap").await;
-    busy.post(nap, 0, &400_u32.to_le_bytes());
+    busy.post(nap, 0, &1_000_u32.to_le_bytes());
     let pids = site.handle.status().leases[0].pids.clone();
-    until("the call", || site.usage().computing_us > 0).await;
+    until_running(&site, &grant, &busy).await;
     let renewed = renew(&site, &grant, to_workers(1)).await.unwrap();
     assert_eq!((renewed.workers, &renewed.numbers[..]), (1, &[1][..]));
     until("the ends of the others", || !is_alive(pids[0]) && !is_alive(pids[2])).await;
@@ -108,13 +122,14 @@ async fn retired_worker_finishes_its_running_call() {
     let mut channels = Vec::new();
     for worker in 0..2 {
         let (mut channel, nap) = load(&site, &grant, worker, "nap").await;
-        channel.post(nap, 0, &300_u32.to_le_bytes());
+        channel.post(nap, 0, &1_000_u32.to_le_bytes());
         // It is in the ring of a worker that does not begin it.
         channel.post(nap, 0, &1_u32.to_le_bytes());
         channels.push(channel);
     }
-    let usage = || site.usage();
-    until("both calls", || usage().computing_us > 20_000).await;
+    for channel in &channels {
+        until_running(&site, &grant, channel).await;
+    }
     let renewed = renew(&site, &grant, to_workers(1)).await.unwrap();
     let retired = 1 - usize::from(renewed.numbers.first().copied().unwrap_or(0));
     let mut channel = channels.remove(retired);
@@ -162,7 +177,9 @@ async fn worker_that_dies_while_retiring_is_gone() {
         channel.post(nap, 0, &60_000_u32.to_le_bytes());
         channels.push(channel);
     }
-    until("both calls", || site.usage().computing_us > 20_000).await;
+    for channel in &channels {
+        until_running(&site, &grant, channel).await;
+    }
     let pids = site.handle.status().leases[0].pids.clone();
     let renewed = renew(&site, &grant, to_workers(1)).await.unwrap();
     let kept = renewed.numbers.first().copied().unwrap_or(0);

@@ -63,6 +63,9 @@
 // No limit, for a time in milliseconds or microseconds.
 #define DFLY_FOR_EVER 4294967295
 
+// A term stays as it is, in `dfly_renew_options`.
+#define DFLY_UNCHANGED 4294967294
+
 // Standard output.
 #define DFLY_STREAM_OUT 1
 
@@ -417,6 +420,8 @@ typedef struct dfly_lease_options {
     uint32_t hot_for_ms;
     // DFLY_SANDBOX_SITE, DFLY_SANDBOX_PROCESS, DFLY_SANDBOX_ISOLATED or DFLY_SANDBOX_CONTAINER.
     uint32_t sandbox;
+    // How long a warm worker polls after a call before it sleeps, in microseconds; at most 10,000. Default: 0.
+    uint32_t poll_for_us;
     // Name or path of a container image that the site allows. NULL for the site's first, or for no container.
     const char *image;
 } dfly_lease_options;
@@ -426,6 +431,27 @@ typedef struct dfly_code {
     // SHA-256 hash.
     uint8_t hash[32];
 } dfly_code;
+
+// Terms of a renewal. Initialise with `dfly_renew_options_init`, then set fields.
+typedef struct dfly_renew_options {
+    // Set by `dfly_renew_options_init`.
+    size_t size;
+    // Duration from now, in milliseconds. Default: one hour.
+    uint64_t duration_ms;
+    // Number of workers. Memory follows in proportion. Default: DFLY_UNCHANGED.
+    uint32_t workers;
+    // The fewest workers to accept if there is no room for `workers`. Default: DFLY_UNCHANGED, all or an error.
+    uint32_t min_workers;
+    // DFLY_MODE_AUTO, DFLY_MODE_HOT or DFLY_MODE_WARM. Default: DFLY_UNCHANGED.
+    uint32_t mode;
+    // How long a hot worker polls after a call before it sleeps, in milliseconds, or DFLY_FOR_EVER. Default:
+    // DFLY_UNCHANGED.
+    uint32_t hot_for_ms;
+    // How long a warm worker polls after a call before it sleeps, in microseconds. Default: DFLY_UNCHANGED.
+    uint32_t poll_for_us;
+    // Must be 0.
+    uint32_t reserved;
+} dfly_renew_options;
 
 // Limits of the leases under an allowance. Initialise with `dfly_allowance_options_init`, then set fields.
 typedef struct dfly_allowance_options {
@@ -715,6 +741,15 @@ uint32_t dfly_lease_transport(const struct dfly_lease *lease);
 
 // Frees the handle. The lease is released when its channels and pools are freed too. NULL is a no-op.
 void dfly_lease_free(struct dfly_lease *lease);
+
+// Sets every option to its default. `options` must not be NULL.
+dfly_status dfly_renew_options_init(struct dfly_renew_options *options);
+
+// Renews a lease and changes its terms. `options` may be NULL for the defaults. Pools over the lease use its present
+// workers afterwards: this returns when added workers serve. Idle workers are given back first. Errors:
+// DFLY_NO_CAPACITY, DFLY_TOO_LARGE, DFLY_QUOTA_EXCEEDED, DFLY_INVALID_REQUEST for a change that the lease cannot have,
+// and DFLY_LEASE_EXPIRED or DFLY_LEASE_ENDED if it is over. The lease then stays as it is.
+dfly_status dfly_lease_renew_with(const struct dfly_lease *lease, const struct dfly_renew_options *options);
 
 // Opens the output of a lease's workers. Their node keeps the last 256 KiB. `printed` receives the reader; free it
 // with `dfly_printed_free`.

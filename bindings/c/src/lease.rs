@@ -74,6 +74,8 @@ pub struct dfly_lease_options {
     pub hot_for_ms: u32,
     /// DFLY_SANDBOX_SITE, DFLY_SANDBOX_PROCESS, DFLY_SANDBOX_ISOLATED or DFLY_SANDBOX_CONTAINER.
     pub sandbox: u32,
+    /// How long a warm worker polls after a call before it sleeps, in microseconds; at most 10,000. Default: 0.
+    pub poll_for_us: u32,
     /// Name or path of a container image that the site allows. NULL for the site's first, or for no container.
     pub image: *const c_char,
 }
@@ -121,6 +123,19 @@ pub(crate) fn sandbox(number: u32) -> Result<Option<Sandbox>, Error> {
     })
 }
 
+pub(crate) fn mode(number: u32) -> Result<Mode, Error> {
+    Ok(match number {
+        DFLY_MODE_AUTO => Mode::Auto,
+        DFLY_MODE_HOT => Mode::Hot,
+        DFLY_MODE_WARM => Mode::Warm,
+        other => {
+            return Err(misuse(format!(
+                "there is no mode {other}: see DFLY_MODE_AUTO, _HOT, _WARM"
+            )));
+        }
+    })
+}
+
 fn worker_cores(whole: u32, thousandths: u32) -> Result<MilliCores, Error> {
     let whole: u16 = narrow(whole, "cores of a worker")?;
     let cores = MilliCores::from(whole)
@@ -134,24 +149,15 @@ fn worker_cores(whole: u32, thousandths: u32) -> Result<MilliCores, Error> {
 pub(crate) unsafe fn lease_options(options: dfly_lease_options) -> Result<LeaseOptions, Error> {
     // SAFETY: as the caller promises.
     let image = unsafe { optional_text(options.image, "the image") }?;
-    let mode = match options.mode {
-        DFLY_MODE_AUTO => Mode::Auto,
-        DFLY_MODE_HOT => Mode::Hot,
-        DFLY_MODE_WARM => Mode::Warm,
-        other => {
-            return Err(misuse(format!(
-                "there is no mode {other}: see DFLY_MODE_AUTO, _HOT, _WARM"
-            )));
-        }
-    };
     let hot_for = Duration::from_millis(options.hot_for_ms.into());
     Ok(LeaseOptions {
         cores_per_worker: worker_cores(options.cores_per_worker, options.milli_cores_per_worker)?,
         gpus_per_worker: narrow(options.gpus_per_worker, "GPUs of a worker")?,
         memory_bytes: options.memory_bytes,
         duration: Duration::from_millis(options.duration_ms),
-        mode,
+        mode: mode(options.mode)?,
         hot_for: (options.hot_for_ms != DFLY_FOR_EVER).then_some(hot_for),
+        poll_for: Duration::from_micros(options.poll_for_us.into()),
         idle_release: Duration::from_millis(options.idle_release_ms),
         sandbox: sandbox(options.sandbox)?,
         image: image.map(Into::into),
@@ -232,6 +238,7 @@ pub(crate) fn default_lease_options() -> dfly_lease_options {
         mode: DFLY_MODE_AUTO,
         sandbox: DFLY_SANDBOX_SITE,
         hot_for_ms: DFLY_FOR_EVER,
+        poll_for_us: 0,
         image: std::ptr::null(),
     }
 }

@@ -23,6 +23,7 @@ mod operation;
 mod pool;
 mod pool_options;
 mod printed;
+mod renewal;
 mod request;
 mod status;
 

@@ -22,6 +22,7 @@ use crate::pool::outcome::*;
 use crate::pool::*;
 use crate::pool_options::*;
 use crate::printed::*;
+use crate::renewal::*;
 use crate::request::*;
 use crate::status::*;
 
@@ -46,6 +47,7 @@ fn header() -> String {
         "status",
         "client",
         "lease",
+        "renewal",
         "printed",
         "allowance",
         "buffer",
@@ -176,6 +178,8 @@ fn null_handle_or_result_is_an_error() {
         );
         refused(dfly_lease_load_bytes(null(), null(), 0, &mut code), "lease is NULL");
         refused(dfly_lease_renew(null(), 1), "lease is NULL");
+        refused(dfly_lease_renew_with(null(), null()), "lease is NULL");
+        refused(dfly_renew_options_init(null_mut()), "NULL");
         refused(dfly_lease_release(null()), "lease is NULL");
         let mut printed = null_mut();
         refused(dfly_printed_open(null(), &mut printed), "lease is NULL");

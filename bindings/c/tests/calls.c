@@ -1,6 +1,7 @@
 /* Tests of the C library with a real manager, node and workers: calls.c <functions.so>. */
 #include "check.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -269,6 +270,57 @@ static void direct_lease_respects_its_allowance(void) {
     dfly_client_free(direct);
 }
 
+static void renewal_changes_the_terms(void) {
+    dfly_lease *own;
+    dfly_lease_options options;
+    dfly_renew_options terms;
+    dfly_pool *pool;
+    uint32_t echo;
+    char out[4];
+    size_t length;
+    OK(dfly_lease_options_init(&options));
+    /* Programs of earlier releases have this size, and a pad in place of the newest field. */
+    TRUE(sizeof options == 72 && offsetof(dfly_lease_options, image) == 64 && options.poll_for_us == 0);
+    options.mode = DFLY_MODE_WARM;
+    options.poll_for_us = 10001;
+    IS(dfly_lease_open(client, &options, &own), DFLY_TOO_LARGE);
+    options.poll_for_us = 100;
+    OK(dfly_lease_open(client, &options, &own));
+    OK(dfly_pool_open(own, NULL, &pool));
+    OK(dfly_pool_function(pool, &code, "echo", DFLY_FORM_CHECKED, &echo));
+    OK(dfly_renew_options_init(&terms));
+    TRUE(terms.workers == DFLY_UNCHANGED && terms.mode == DFLY_UNCHANGED && terms.duration_ms == 3600000);
+    OK(dfly_lease_renew_with(own, NULL));
+    TRUE(dfly_lease_workers(own) == 1);
+    terms.workers = 3;
+    terms.poll_for_us = 0;
+    OK(dfly_lease_renew_with(own, &terms));
+    TRUE(dfly_lease_workers(own) == 3 && dfly_pool_incarnation(pool, 2) == 1);
+    for (uint32_t worker = 0; worker < 3; worker++) {
+        dfly_call_options of;
+        OK(dfly_call_options_init(&of));
+        of.worker = worker;
+        OK(dfly_pool_call(pool, echo, "ping", 4, &of, out, sizeof out, &length));
+    }
+    terms.workers = 1;
+    OK(dfly_lease_renew_with(own, &terms));
+    TRUE(dfly_lease_workers(own) == 1);
+    OK(dfly_pool_call(pool, echo, "ping", 4, NULL, out, sizeof out, &length));
+    terms.workers = 1024;
+    dfly_status refused = dfly_lease_renew_with(own, &terms);
+    TRUE(refused == DFLY_TOO_LARGE || refused == DFLY_NO_CAPACITY);
+    terms.workers = 100000;
+    IS(dfly_lease_renew_with(own, &terms), DFLY_INVALID_REQUEST);
+    terms.workers = DFLY_UNCHANGED;
+    terms.mode = 9;
+    IS(dfly_lease_renew_with(own, &terms), DFLY_INVALID_REQUEST);
+    terms.size = 0;
+    IS(dfly_lease_renew_with(own, &terms), DFLY_INVALID_REQUEST);
+    SAYS("dfly_renew_options_init");
+    dfly_pool_free(pool);
+    dfly_lease_free(own);
+}
+
 int main(int argc, char **argv) {
     dfly_lease_options options;
     TRUE(argc == 2);
@@ -291,6 +343,7 @@ int main(int argc, char **argv) {
     forked_child_is_refused();
     impossible_lease_gives_its_reason();
     direct_lease_respects_its_allowance();
+    renewal_changes_the_terms();
     OK(dfly_lease_release(lease));
     dfly_channel *channel;
     TRUE(dfly_channel_open(lease, 0, NULL, &channel) != DFLY_OK);

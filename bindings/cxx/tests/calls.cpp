@@ -130,8 +130,26 @@ static void parts_of_a_lease(const char *library) {
     HOLDS(thrown_by([&] { dayfly::delegation("nonsense"); }) == DFLY_INVALID_REQUEST);
 }
 
+static void renewed_leases(const char *library) {
+    dayfly::client client;
+    dayfly::lease_options options;
+    options.mode = dayfly::mode::warm;
+    options.poll_for = std::chrono::microseconds(100);
+    dayfly::lease lease = client.lease(options);
+    lease.load_library(library);
+    lease.renew(std::chrono::minutes(1), dayfly::renew_options().workers(2).poll_for(std::chrono::microseconds(0)));
+    HOLDS(lease.workers() == 2 && !lease.is_hot());
+    lease.renew(std::chrono::minutes(1), dayfly::renew_options().workers(1));
+    HOLDS(lease.workers() == 1);
+    auto beyond = dayfly::renew_options().workers(1000);
+    HOLDS(thrown_by([&] { lease.renew(std::chrono::minutes(1), beyond); }) != DFLY_OK);
+    lease.renew(std::chrono::minutes(1), beyond.min_workers(2));
+    HOLDS(lease.workers() >= 2);
+}
+
 int main(int argc, char **argv) {
     HOLDS(argc == 2);
+    renewed_leases(argv[1]);
     channels(argv[1]);
     futures_and_callbacks(argv[1]);
     parts_of_a_lease(argv[1]);

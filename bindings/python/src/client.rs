@@ -18,7 +18,7 @@ use crate::fleet::Fleet;
 use crate::guard::Guarded;
 use crate::pool::Pool;
 use crate::tasks::Tasks;
-use crate::terms::{Bounds, Channels, Wanted, level, milli_cores, place, seconds};
+use crate::terms::{Bounds, Channels, Wanted, change, level, milli_cores, place, seconds};
 
 /// A client of a manager, or of one node.
 #[pyclass(frozen, module = "dayfly._native")]
@@ -252,11 +252,23 @@ impl Lease {
         Pool::new(py, Arc::new(pool), foreign, inner.is_hot())
     }
 
-    /// Sets the remaining duration of the lease, in seconds from now.
-    fn renew(&self, py: Python<'_>, duration: f64) -> PyResult<()> {
+    /// Sets the remaining duration of the lease, in seconds from now, and changes its terms that are given.
+    #[pyo3(signature = (duration, workers = None, min_workers = None, mode = None, hot_for = None, poll_for = None))]
+    #[allow(clippy::too_many_arguments, reason = "the signature is Python's")]
+    fn renew(
+        &self,
+        py: Python<'_>,
+        duration: f64,
+        workers: Option<u16>,
+        min_workers: Option<u16>,
+        mode: Option<String>,
+        hot_for: Option<f64>,
+        poll_for: Option<f64>,
+    ) -> PyResult<()> {
         let inner = self.inner.get(py)?;
         let duration = seconds(duration, "duration")?;
-        py.detach(|| inner.renew(duration))
+        let change = change(workers, min_workers, mode.as_deref(), hot_for, poll_for)?;
+        py.detach(|| inner.renew_with(duration, &change))
             .map_err(|error| from_error(py, &error))
     }
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use dayfly_client::{
-    Borrow, ChannelOptions, FleetOptions, Geometry, HostPath, LeaseOptions, LoanTerms, MilliCores, Mode, Placement,
-    PoolOptions, Runtime, Sandbox, Transport,
+    Borrow, ChannelOptions, FleetOptions, Geometry, HostPath, LeaseChange, LeaseOptions, LoanTerms, MilliCores, Mode,
+    Placement, PoolOptions, Runtime, Sandbox, Transport,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -20,6 +20,7 @@ pub struct Wanted {
     duration: f64,
     mode: String,
     hot_for: Option<f64>,
+    poll_for: f64,
     /// JSON, or empty for a lease that runs only shared libraries.
     runtime: String,
     idle_release: f64,
@@ -49,6 +50,7 @@ impl Wanted {
             duration: seconds(self.duration, "duration")?,
             mode: parse(&self.mode)?,
             hot_for: self.hot_for.map(|length| seconds(length, "hot_for")).transpose()?,
+            poll_for: seconds(self.poll_for, "poll_for")?,
             runtime: match self.runtime.as_str() {
                 "" => Runtime::Native,
                 text => serde_json::from_str(text).map_err(|error| PyValueError::new_err(error.to_string()))?,
@@ -143,6 +145,29 @@ impl Bounds {
 pub fn seconds(length: f64, name: &str) -> PyResult<Duration> {
     Duration::try_from_secs_f64(length)
         .map_err(|_| PyValueError::new_err(format!("{name}={length}: ask for a number of seconds, zero or more")))
+}
+
+/// Returns the change of a renewal, whose times are in seconds.
+pub fn change(
+    workers: Option<u16>,
+    min_workers: Option<u16>,
+    mode: Option<&str>,
+    hot_for: Option<f64>,
+    poll_for: Option<f64>,
+) -> PyResult<LeaseChange> {
+    let hot_for_ms = |length: f64| match length == f64::INFINITY {
+        true => Ok(u32::MAX),
+        false => seconds(length, "hot_for").map(|length| length.as_millis().min(u128::from(u32::MAX - 1)) as u32),
+    };
+    let poll_for_us =
+        |length| seconds(length, "poll_for").map(|length| u32::try_from(length.as_micros()).unwrap_or(u32::MAX));
+    Ok(LeaseChange {
+        workers,
+        min_workers,
+        mode: mode.map(parse).transpose()?,
+        hot_for_ms: hot_for.map(hot_for_ms).transpose()?,
+        poll_for_us: poll_for.map(poll_for_us).transpose()?,
+    })
 }
 
 pub fn milli_cores(cores: f64) -> PyResult<MilliCores> {

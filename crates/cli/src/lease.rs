@@ -7,7 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use dayfly_client::{Client, LeaseStatus, Mode};
 use dayfly_command::Global;
 use dayfly_lease::SigningKey;
-use dayfly_protocol::api::{Grant, LeaseRequest};
+use dayfly_protocol::api::{Grant, LeaseChange, LeaseRequest, RenewRequest};
 use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::id_pattern::IdPattern;
@@ -47,7 +47,7 @@ enum What {
     Create(Create),
     /// Show what a lease's workers print
     Output(Output),
-    /// Change the remaining duration of a lease
+    /// Change the remaining duration of a lease, and its terms
     Renew(Renew),
     /// Release leases; their running calls end
     Release(Release),
@@ -152,8 +152,14 @@ struct Output {
     raw: bool,
 }
 
-/// Change the remaining duration of a lease.
+/// Change the remaining duration of a lease, and its terms.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  dayfly lease renew 5f0c... --for 1h
+  dayfly lease renew 5f0c... --for 1h --workers 8 --min-workers 4
+  dayfly lease renew 5f0c... --for 1h --mode warm
+
+Idle workers are given back first. Without room for the change, the lease stays as it is.")]
 struct Renew {
     /// Id, or at least six digits of its beginning or end
     #[arg(value_name = "ID", value_parser = values::id)]
@@ -161,6 +167,21 @@ struct Renew {
     /// Duration from now
     #[arg(long = "for", value_name = "DURATION", value_parser = values::duration)]
     duration: Duration,
+    /// Number of workers, 1 to 1,024 [default: unchanged]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    workers: Option<u16>,
+    /// Fewest workers to accept if there is no room for all [default: all]
+    #[arg(long, value_name = "N", requires = "workers", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    min_workers: Option<u16>,
+    /// Whether workers poll or sleep [default: unchanged]
+    #[arg(long, value_enum)]
+    mode: Option<Wanted>,
+    /// How long a hot worker polls before it sleeps [default: unchanged]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    hot_for: Option<Duration>,
+    /// How long a warm worker polls before it sleeps, at most 10ms [default: unchanged]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    poll_for: Option<Duration>,
 }
 
 /// Release leases; their running calls end.
@@ -339,7 +360,20 @@ fn whole(given: &IdPattern, client: &Client) -> Result<LeaseId, Failure> {
 
 fn renew(wanted: &Renew, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
-    let body = json!({ "duration_ms": wanted.duration.as_millis() as u64 });
+    let body = RenewRequest {
+        duration_ms: wanted.duration.as_millis() as u64,
+        change: LeaseChange {
+            workers: wanted.workers,
+            min_workers: wanted.min_workers,
+            mode: wanted.mode.map(Into::into),
+            hot_for_ms: wanted
+                .hot_for
+                .map(|length| u32::try_from(length.as_millis()).unwrap_or(u32::MAX)),
+            poll_for_us: wanted
+                .poll_for
+                .map(|length| u32::try_from(length.as_micros()).unwrap_or(u32::MAX)),
+        },
+    };
     let grant: Grant = client
         .post(&format!("/v1/leases/{}/renew", whole(&wanted.lease, &client)?), &body)
         .map_err(|error| error.0)?;
@@ -348,9 +382,11 @@ fn renew(wanted: &Renew, global: &Global) -> Result<(), Failure> {
         output::json(&grant)?
     } else {
         format!(
-            "Lease {} lasts {} from now.",
+            "Lease {} lasts {} from now, with {} {}.",
             grant.lease,
-            output::span(grant.duration_ms)
+            output::span(grant.duration_ms),
+            grant.workers,
+            status::mode(grant.mode),
         )
     });
     Ok(())

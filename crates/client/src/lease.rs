@@ -8,7 +8,8 @@ use std::time::Duration;
 use dayfly_fabric::Transport;
 use dayfly_lease::SigningKey;
 use dayfly_protocol::api::{
-    Grant, HostPath, LeaseRequest, LoanTerms, MAX_WAIT_MS, Mode, NodeAddress, Runtime, Sandbox,
+    Grant, HostPath, LeaseChange, LeaseRequest, LoanTerms, MAX_WAIT_MS, Mode, NodeAddress, Runtime, Sandbox,
+    are_numbers_of,
 };
 use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::Code;
@@ -21,7 +22,11 @@ use crate::client::{Source, parse_token};
 use crate::keepalive::Keepalive;
 use crate::node::{Control, best_transport, is_local, is_on_loopback, unexpected};
 use crate::open_request::OpenRequest;
+use crate::pool::Follower;
 use crate::{Channel, ChannelOptions, Client, Error, OutputReader, Pool, PoolOptions};
+
+/// Longest wait of a renewal for the workers that it added.
+const OPENING_LIMIT: Duration = Duration::from_secs(15);
 
 /// What to lease.
 #[derive(Debug, Clone)]
@@ -38,6 +43,8 @@ pub struct LeaseOptions {
     pub mode: Mode,
     /// How long a hot worker polls before it becomes warm; `None` without end.
     pub hot_for: Option<Duration>,
+    /// How long a warm worker polls after a call before it sleeps; at most 10 ms.
+    pub poll_for: Duration,
     pub runtime: Runtime,
     /// How long the lease outlives its last channel; zero for its whole duration.
     pub idle_release: Duration,
@@ -73,6 +80,7 @@ impl LeaseOptions {
             duration: Duration::from_secs(24 * 3600),
             mode: Mode::Auto,
             hot_for: None,
+            poll_for: Duration::ZERO,
             runtime: Runtime::Native,
             idle_release: Duration::from_secs(10),
             node: None,
@@ -98,6 +106,7 @@ impl LeaseOptions {
             hot_for_ms: self
                 .hot_for
                 .map_or(u32::MAX, |limit| limit.as_millis().min(u128::from(u32::MAX - 1)) as u32),
+            poll_for_us: u32::try_from(self.poll_for.as_micros()).unwrap_or(u32::MAX),
             runtime: self.runtime.clone(),
             sandbox: self.sandbox,
             image: self.image.clone(),
@@ -128,8 +137,26 @@ pub(crate) struct Inner {
     /// Code that this lease's isolated workers may load.
     shown_code: Mutex<HashSet<CodeHash>>,
     released: AtomicBool,
+    /// Pools over the lease's workers.
+    followers: Mutex<Vec<Follower>>,
+    /// Held during a renewal, so that pools follow the last one.
+    renewal: Mutex<()>,
     /// Whether the lease is released when it is dropped.
     owned: bool,
+}
+
+/// Returns an error for numbers of workers that no lease has.
+fn check_numbers(grant: &Grant) -> Result<(), Error> {
+    match are_numbers_of(&grant.numbers, grant.workers) {
+        true => Ok(()),
+        false => Err(Error::new(
+            Code::Internal,
+            format!(
+                "the numbers of the {} workers of a grant are wrong; report this",
+                grant.workers
+            ),
+        )),
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -151,6 +178,7 @@ impl Lease {
         holder: SigningKey,
         owned: bool,
     ) -> Result<Self, Error> {
+        check_numbers(&grant)?;
         let inner = Inner {
             client,
             source,
@@ -162,6 +190,8 @@ impl Lease {
             watch: Mutex::new(None),
             shown_code: Mutex::default(),
             released: AtomicBool::new(false),
+            followers: Mutex::default(),
+            renewal: Mutex::default(),
             owned,
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -184,6 +214,26 @@ impl Lease {
     /// Number of granted workers.
     pub fn workers(&self) -> u16 {
         lock(&self.inner.grant).workers
+    }
+
+    /// Numbers of the granted workers. They are not those from 0 on if a renewal gave workers back.
+    pub fn numbers(&self) -> Vec<u16> {
+        let grant = lock(&self.inner.grant);
+        match grant.numbers.is_empty() {
+            true => (0..grant.workers).collect(),
+            false => grant.numbers.clone(),
+        }
+    }
+
+    /// The terms that its pools follow.
+    pub(crate) fn pool_terms(&self) -> (Vec<u16>, bool) {
+        (self.numbers(), self.is_hot())
+    }
+
+    pub(crate) fn add_follower(&self, follower: Follower) {
+        let mut followers = lock(&self.inner.followers);
+        followers.retain(Follower::exists);
+        followers.push(follower);
     }
 
     /// Whether the workers poll.
@@ -233,12 +283,26 @@ impl Lease {
 
     /// Extends the lease to `duration` from now.
     pub fn renew(&self, duration: Duration) -> Result<(), Error> {
+        self.renew_with(duration, &LeaseChange::default())
+    }
+
+    /// Extends the lease to `duration` from now, and changes its mode, its polling or its number of workers. Pools over
+    /// the lease then use its present workers: this returns when the added ones serve. Workers are given back idle ones
+    /// first, and calls that they had not begun go to others.
+    ///
+    /// # Errors
+    /// [`Code::NoCapacity`], [`Code::TooLarge`] or [`Code::QuotaExceeded`] if there is no room; with
+    /// [`LeaseChange::min_workers`], fewer workers may be granted than asked for ([`Lease::workers`]).
+    /// [`Code::InvalidRequest`] for a change that the lease cannot have. The lease then stays as it is.
+    pub fn renew_with(&self, duration: Duration, change: &LeaseChange) -> Result<(), Error> {
+        let _alone = lock(&self.inner.renewal);
         let grant = match &*self.inner.source {
-            Source::Manager(manager) => manager.renew(self.id(), duration)?,
-            Source::Allowance(allowance) => allowance.manager().renew(self.id(), duration)?,
+            Source::Manager(manager) => manager.renew(self.id(), duration, change)?,
+            Source::Allowance(allowance) => allowance.manager().renew(self.id(), duration, change)?,
             Source::Node(_) | Source::Part => {
                 let request = Request::Renew {
                     duration_ms: duration.as_millis() as u64,
+                    change: *change,
                 };
                 match self.inner.with_control(|control| control.ask(&request))? {
                     Response::Renewed(grant) => *grant,
@@ -246,8 +310,17 @@ impl Lease {
                 }
             }
         };
+        check_numbers(&grant)?;
         *lock(&self.inner.token) = parse_token(&grant.token)?;
         *lock(&self.inner.grant) = grant;
+        if !change.is_none() {
+            // Not under the lock, because pools are opened meanwhile.
+            let followers = lock(&self.inner.followers).clone();
+            let may_sleep = change.mode.is_some() || change.hot_for_ms.is_some();
+            for follower in &followers {
+                follower.follow_lease(may_sleep, OPENING_LIMIT);
+            }
+        }
         Ok(())
     }
 

@@ -83,7 +83,8 @@ pub use client::{Client, Node};
 pub use contents::HeldContents;
 pub use dayfly_fabric::{Allocator, Buffer, Choice, ChoiceError, Received, Transport, TransportError};
 pub use dayfly_protocol::api::{
-    Borrow, Connection, Grant, HostPath, LeaseStatus, LoanTerms, Mode, NodeStatus, Placement, Runtime, Sandbox,
+    Borrow, Connection, Grant, HostPath, LeaseChange, LeaseStatus, LoanTerms, Mode, NodeStatus, Placement, Runtime,
+    Sandbox,
 };
 pub use dayfly_protocol::cores::{CoresError, MilliCores};
 pub use dayfly_protocol::error::{Code, Failure, Retry};

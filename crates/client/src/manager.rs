@@ -8,8 +8,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use dayfly_protocol::api::{
-    Allowance, AllowanceRequest, Connection, GangRequest, Grant, HarvestMode, HarvestSwitch, LeaseRequest, LeaseStatus,
-    ManagerAddress, ManagerStatus, NodeResize, NodeStatus, Reclaimed, RenewRequest,
+    Allowance, AllowanceRequest, Connection, GangRequest, Grant, HarvestMode, HarvestSwitch, LeaseChange, LeaseRequest,
+    LeaseStatus, ManagerAddress, ManagerStatus, NodeResize, NodeStatus, Reclaimed, RenewRequest,
 };
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::{AllowanceId, LeaseId, NodeId};
@@ -270,11 +270,12 @@ impl ManagerClient {
             .map(drop)
     }
 
-    pub fn renew(&self, lease: LeaseId, duration: Duration) -> Result<Grant, Error> {
+    pub fn renew(&self, lease: LeaseId, duration: Duration, change: &LeaseChange) -> Result<Grant, Error> {
         self.post(
             &format!("/v1/leases/{lease}/renew"),
             &RenewRequest {
                 duration_ms: duration.as_millis() as u64,
+                change: *change,
             },
         )
     }

@@ -7,6 +7,7 @@
 mod call;
 mod delegation;
 mod dispatch;
+mod follower;
 mod members;
 mod memory;
 mod repair;
@@ -27,6 +28,7 @@ use dispatch::Dispatch;
 
 pub use call::{CallId, CallOptions, FunctionId, Input, Outcome, Output};
 pub(crate) use dispatch::Place;
+pub(crate) use follower::Follower;
 pub(crate) use members::{Backlog, Occupancy};
 pub use memory::{CopiedBytes, OutputBuffer, ReturnedBuffer};
 
@@ -211,7 +213,15 @@ impl Drop for Pool {
 
 impl Pool {
     pub(crate) fn open(lease: &Lease, options: PoolOptions) -> Result<Self, Error> {
-        Ok(Self::over(Dispatch::open(lease, options)?, options))
+        let terms = lease.pool_terms();
+        let pool = Self::over(Dispatch::open(lease, options)?, options);
+        let follower = Follower::of(&pool.inner);
+        lease.add_follower(follower.clone());
+        if lease.pool_terms() != terms {
+            // It was renewed while the channels were being opened.
+            follower.follow_lease(true, Duration::ZERO);
+        }
+        Ok(pool)
     }
 
     fn over(dispatch: Dispatch, options: PoolOptions) -> Self {

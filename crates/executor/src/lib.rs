@@ -10,6 +10,7 @@
 //! trait defines what a function is: [`native`] loads shared libraries and starts entry points of images; the Python
 //! module implements the same trait inside the user's own interpreter.
 
+mod attachment;
 pub mod call;
 pub mod cores;
 mod entry_point;

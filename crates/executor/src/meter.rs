@@ -3,9 +3,12 @@
 //! Each worker has blocks of 128 bytes: one for the running call, one for what is charged to no function, one for the
 //! durations of calls, and one for each function with an account of its own. Only the worker writes them; the node
 //! reads them, and trusts them no further than the clock permits. Replacement workers continue the same counters.
+//!
+//! One more block has the node's orders for the worker, which only the node writes: how long to poll, and whether it
+//! owns cores.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use dayfly_fabric::memory::Mapping;
 use dayfly_protocol::durations::{DURATION_BUCKETS, duration_bucket};
@@ -38,6 +41,12 @@ const FAILURES: usize = 16;
 const NAME_LENGTH: usize = 24;
 const NAME: usize = 32;
 
+/// The last block: the orders as one word, so that a worker never reads half of a change.
+const ORDERS: usize = FUNCTIONS + METERED_FUNCTIONS * FUNCTION_BYTES;
+/// The bits of [`ORDERS`] for cores of its own, and to begin no more calls. The others are the polling time.
+const OWNS_CORES: u64 = 1 << 63;
+const STOPS: u64 = 1 << 62;
+
 /// Length in bytes of the meters file of `workers` workers.
 pub fn meters_length(workers: u16) -> usize {
     (usize::from(workers) * METER_BYTES).next_multiple_of(4096)
@@ -50,6 +59,35 @@ pub enum Activity {
     Asleep,
     /// Polling for a request or running one.
     Awake,
+}
+
+/// How a worker waits for calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Orders {
+    /// Whether it has cores to itself. If not, it claims a shared one for calls.
+    pub owns_cores: bool,
+    /// Whether it begins no more calls, because its lease gives it back.
+    pub stops: bool,
+    /// How long it polls after a call before it sleeps, in microseconds; [`Orders::WITHOUT_END`] for no limit.
+    pub poll_us: u64,
+}
+
+impl Orders {
+    /// The longest time of polling, which never ends.
+    pub const WITHOUT_END: u64 = STOPS - 1;
+
+    fn to_word(self) -> u64 {
+        let flag = |is_set, bit| if is_set { bit } else { 0 };
+        self.poll_us.min(Self::WITHOUT_END) | flag(self.owns_cores, OWNS_CORES) | flag(self.stops, STOPS)
+    }
+
+    fn from_word(word: u64) -> Self {
+        Self {
+            owns_cores: word & OWNS_CORES != 0,
+            stops: word & STOPS != 0,
+            poll_us: word & Self::WITHOUT_END,
+        }
+    }
 }
 
 /// The meter of one worker.
@@ -284,6 +322,32 @@ impl Meter {
         counter.store(counter.load(Ordering::Relaxed).wrapping_add(ticks), Ordering::Relaxed);
     }
 
+    /// Gives the worker orders. Only the node does.
+    pub fn set_orders(&self, orders: Orders) {
+        self.long(ORDERS).store(orders.to_word(), Ordering::Relaxed);
+        // A worker that wakes up reads its orders after it shows that it is awake: either it reads these, or the next
+        // reading of its meter shows that it is awake.
+        fence(Ordering::SeqCst);
+    }
+
+    /// The orders, as a word that changes with them.
+    #[inline(always)]
+    pub fn orders_word(&self) -> u64 {
+        self.long(ORDERS).load(Ordering::Relaxed)
+    }
+
+    /// The orders.
+    pub fn orders(&self) -> Orders {
+        Orders::from_word(self.orders_word())
+    }
+
+    /// Records that the worker is awake after a sleep. Orders that are read afterwards are at least as new as the node's
+    /// last reading of the meter.
+    pub fn set_awake(&self) {
+        self.set_activity(Activity::Awake);
+        fence(Ordering::SeqCst);
+    }
+
     /// Records whether the worker is about to block.
     pub fn set_activity(&self, activity: Activity) {
         self.word(STATE)
@@ -354,6 +418,28 @@ mod tests {
         assert_eq!(meter.polling(), 10);
         meter.begin(mean, 5, 0, 0);
         assert_eq!(meter.read().account, mean);
+    }
+
+    #[test]
+    fn orders_are_read_as_given() {
+        let meter = meter();
+        assert_eq!(meter.orders(), Orders::default());
+        for orders in [
+            Orders {
+                owns_cores: true,
+                stops: false,
+                poll_us: Orders::WITHOUT_END,
+            },
+            Orders {
+                owns_cores: false,
+                stops: true,
+                poll_us: 250,
+            },
+        ] {
+            meter.set_orders(orders);
+            assert_eq!(meter.orders(), orders);
+        }
+        assert_eq!(meter.total(), Counted::default(), "they are in a block of their own");
     }
 
     #[test]

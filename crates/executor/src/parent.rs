@@ -1,5 +1,6 @@
 //! The warm, single-threaded parent of a lease's workers.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use dayfly_fabric::descriptors;
@@ -33,6 +34,8 @@ struct Slot {
     pidfd: OwnedFd,
     socket: OwnedFd,
     incarnation: u32,
+    /// Whether it is not replaced when it ends.
+    is_retired: bool,
 }
 
 /// The first message of every worker, also of a replacement.
@@ -58,7 +61,8 @@ impl Assignment {
 struct Parent<'a, R: Runtime> {
     runtime: &'a mut R,
     assignment: Option<Assignment>,
-    workers: Vec<Slot>,
+    /// By number.
+    workers: BTreeMap<u16, Slot>,
     /// Whether a dead worker may have left processes.
     strays: bool,
     /// Working directories of workers; `None` if they begin where the executor was started.
@@ -86,13 +90,13 @@ pub fn run<R: Runtime>(runtime: &mut R) -> Result<(), ExecutorError> {
     let mut parent = Parent {
         runtime,
         assignment: None,
-        workers: Vec::new(),
+        workers: BTreeMap::new(),
         strays: false,
         scratch: Scratch::new(),
     };
     // The first worker is forked before the lease, so that a cold start does not wait for the fork.
     let result = parent.fork(0, 1).and_then(|first| {
-        parent.workers.push(first);
+        parent.workers.insert(0, first);
         parent.serve()
     });
     parent.end();
@@ -111,8 +115,8 @@ fn tell(message: &FromExecutor, files: &[BorrowedFd<'_>]) -> Result<(), Executor
 
 enum Ready {
     Control,
-    Died(usize),
-    Spoke(usize),
+    Died(u16),
+    Spoke(u16),
 }
 
 impl<R: Runtime> Parent<'_, R> {
@@ -136,7 +140,8 @@ impl<R: Runtime> Parent<'_, R> {
                     }
                     Ready::Spoke(index) => {
                         // Forward the worker's message unchanged. A worker that closed its socket is dying.
-                        if let Ok((length, _)) = descriptors::receive(&self.workers[index].socket, &mut packet)
+                        if let Some(worker) = self.workers.get(&index)
+                            && let Ok((length, _)) = descriptors::receive(&worker.socket, &mut packet)
                             && length > 0
                         {
                             descriptors::send(borrow(CONTROL_FD), &packet[..length], &[])?;
@@ -151,7 +156,7 @@ impl<R: Runtime> Parent<'_, R> {
     fn wait(&self) -> Result<Vec<Ready>, ExecutorError> {
         let control = borrow(CONTROL_FD);
         let mut waiting = vec![PollFd::new(&control, PollFlags::IN)];
-        for worker in &self.workers {
+        for worker in self.workers.values() {
             waiting.push(PollFd::new(&worker.pidfd, PollFlags::IN));
             waiting.push(PollFd::new(&worker.socket, PollFlags::IN));
         }
@@ -163,7 +168,7 @@ impl<R: Runtime> Parent<'_, R> {
         }
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let mut ready = Vec::new();
-        for (index, pair) in waiting[1..].chunks(2).enumerate() {
+        for (index, pair) in self.workers.keys().copied().zip(waiting[1..].chunks(2)) {
             // A worker's last message comes before its death.
             if pair[1].revents().contains(PollFlags::IN) {
                 ready.push(Ready::Spoke(index));
@@ -182,6 +187,8 @@ impl<R: Runtime> Parent<'_, R> {
         match message {
             ToExecutor::Assign {
                 workers,
+                retired,
+                meters: meter_count,
                 cores_per_worker,
                 cores,
                 shared_cores,
@@ -195,7 +202,7 @@ impl<R: Runtime> Parent<'_, R> {
                     return Err(ExecutorError::Protocol("assigned without meters".into()));
                 };
                 // Report a failed mapping once here, and not from each worker.
-                Mapping::of(meters, meters_length(workers))?;
+                Mapping::of(meters, meters_length(meter_count))?;
                 self.assignment = Some(Assignment {
                     packet: packet.to_vec(),
                     files,
@@ -205,18 +212,19 @@ impl<R: Runtime> Parent<'_, R> {
                     pins,
                 });
                 for index in 0..workers {
-                    if usize::from(index) == self.workers.len() {
-                        let slot = self.fork(index, 1)?;
-                        self.workers.push(slot);
+                    match (self.workers.contains_key(&index), retired.contains(&index)) {
+                        (false, true) => continue,
+                        (true, true) => self.retire(index),
+                        (true, false) => self.assign(index)?,
+                        (false, false) => self.start(index)?,
                     }
-                    self.assign(index)?;
                 }
                 if let Some(assignment) = self.assignment.as_ref().filter(|assignment| assignment.pins) {
                     pin(None, &assignment.shared_cores);
                 }
             }
             ToExecutor::Attach { worker, .. } | ToExecutor::RedirectOutput { worker } => {
-                let Some(slot) = self.workers.get(worker.0 as usize) else {
+                let Some(slot) = self.workers.get(&worker.0) else {
                     return Err(ExecutorError::Protocol(format!(
                         "a message for worker {}, which does not exist",
                         worker.0
@@ -227,17 +235,44 @@ impl<R: Runtime> Parent<'_, R> {
                 let _ = descriptors::send(&slot.socket, packet, &files);
             }
             ToExecutor::Kill { worker } => {
-                if let Some(slot) = self.workers.get(worker.0 as usize) {
+                if let Some(slot) = self.workers.get(&worker.0) {
                     let _ = rustix::process::pidfd_send_signal(&slot.pidfd, Signal::KILL);
                 }
             }
+            ToExecutor::Start { workers } => {
+                for worker in workers {
+                    match self.workers.get_mut(&worker.0) {
+                        // Its replacement takes the number.
+                        Some(dying) => dying.is_retired = false,
+                        None => self.start(worker.0)?,
+                    }
+                }
+            }
+            ToExecutor::Retire { workers } => workers.iter().for_each(|worker| self.retire(worker.0)),
         }
         Ok(())
     }
 
+    /// Starts a worker with a number that no worker has.
+    fn start(&mut self, index: u16) -> Result<(), ExecutorError> {
+        let slot = self.fork(index, 1)?;
+        self.workers.insert(index, slot);
+        self.assign(index)
+    }
+
+    /// Kills a worker that is not replaced.
+    fn retire(&mut self, index: u16) {
+        if let Some(slot) = self.workers.get_mut(&index) {
+            slot.is_retired = true;
+            let _ = rustix::process::pidfd_send_signal(&slot.pidfd, Signal::KILL);
+        }
+    }
+
     /// Sends a worker its assignment, and reports the worker to the node.
     fn assign(&self, index: u16) -> Result<(), ExecutorError> {
-        let slot = &self.workers[index as usize];
+        let Some(slot) = self.workers.get(&index) else {
+            return Ok(());
+        };
         if let Some(assignment) = &self.assignment {
             // Pin here, so that later instructions of the node about its cores take effect last.
             if assignment.pins {
@@ -255,29 +290,36 @@ impl<R: Runtime> Parent<'_, R> {
         tell(&started, &[slot.pidfd.as_fd()])
     }
 
-    fn on_death(&mut self, index: usize) -> Result<(), ExecutorError> {
-        let slot = &self.workers[index];
-        let (pid, incarnation) = (slot.pid, slot.incarnation);
+    fn on_death(&mut self, index: u16) -> Result<(), ExecutorError> {
+        let Some(slot) = self.workers.get(&index) else {
+            return Ok(());
+        };
+        let (pid, incarnation, is_retired) = (slot.pid, slot.incarnation, slot.is_retired);
         let status = rustix::process::waitpid(Some(pid), WaitOptions::NOHANG).map_err(std::io::Error::from)?;
         let Some((_, status)) = status else { return Ok(()) };
         // Everything that the worker started ends with it.
         let _ = rustix::process::kill_process_group(pid, Signal::KILL);
         self.kill_orphans();
         if let Some(scratch) = &self.scratch {
-            scratch.remove(index as u16, incarnation);
+            scratch.remove(index, incarnation);
         }
         if self.assignment.is_none() {
             return Err(ExecutorError::Idle);
         }
         let ended = FromExecutor::WorkerEnded {
-            worker: WorkerIndex(index as u16),
+            worker: WorkerIndex(index),
             incarnation: Incarnation(incarnation),
             status: status.exit_status().unwrap_or(0),
             signal: status.terminating_signal().unwrap_or(0),
         };
         tell(&ended, &[])?;
-        self.workers[index] = self.fork(index as u16, incarnation + 1)?;
-        self.assign(index as u16)
+        if is_retired {
+            self.workers.remove(&index);
+            return Ok(());
+        }
+        let slot = self.fork(index, incarnation + 1)?;
+        self.workers.insert(index, slot);
+        self.assign(index)
     }
 
     /// Ends processes that became our children. They belong to a dead worker, whatever sessions and groups they made:
@@ -287,7 +329,7 @@ impl<R: Runtime> Parent<'_, R> {
         self.strays = false;
         for child in children() {
             // Workers are reaped by their pidfd, with their status.
-            if self.workers.iter().all(|worker| worker.pid != child) {
+            if self.workers.values().all(|worker| worker.pid != child) {
                 self.strays = true;
                 let _ = rustix::process::kill_process(child, Signal::KILL);
                 let _ = rustix::process::waitpid(Some(child), WaitOptions::NOHANG);
@@ -347,17 +389,18 @@ impl<R: Runtime> Parent<'_, R> {
             pidfd,
             socket,
             incarnation,
+            is_retired: false,
         })
     }
 
     /// Ends every worker and everything that they started.
     fn end(&mut self) {
         // Signal all before waiting for any: they die in parallel.
-        for worker in &self.workers {
+        for worker in self.workers.values() {
             let _ = rustix::process::kill_process_group(worker.pid, Signal::KILL);
             let _ = rustix::process::kill_process(worker.pid, Signal::KILL);
         }
-        for worker in self.workers.drain(..) {
+        for worker in std::mem::take(&mut self.workers).into_values() {
             let _ = rustix::process::waitpid(Some(worker.pid), WaitOptions::empty());
         }
         // Processes that left their group by a new session are our children by now.

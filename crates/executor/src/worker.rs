@@ -6,19 +6,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dayfly_fabric::memory::Mapping;
-use dayfly_fabric::{AnyLink, Choice, FabricLink, Link, LinkError, StreamLink, clock, descriptors, shm, tls};
+use dayfly_fabric::{AnyLink, Link, LinkError, clock, descriptors};
 use dayfly_protocol::executor::{
     FromExecutor, LoadFunction, MAX_PACKET_BYTES, MIN_LONG_CALL_US, ToExecutor, VISIBLE_GPUS,
 };
-use dayfly_protocol::hello::{options, transport};
+use dayfly_protocol::hello::options;
 use dayfly_protocol::ids::{FunctionIndex, WorkerIndex};
 use dayfly_protocol::sizes::Sizes;
-use dayfly_protocol::slot::{Geometry, Status};
+use dayfly_protocol::slot::Status;
 
 use rustix::process::Pid;
 
+use crate::attachment::open;
 use crate::cores::CoreSlot;
-use crate::meter::{Account, Activity, Meter, meters_length};
+use crate::meter::{Account, Activity, Meter, Orders, meters_length};
 use crate::output_pipes::OutputPipes;
 use crate::reaper::Reaper;
 use crate::{Call, LoadError, Runtime, fork_guard};
@@ -32,6 +33,10 @@ const STREAM_POLLS_PER_CHECK: u32 = 16;
 /// node's death.
 const SLEEP_LIMIT: Duration = Duration::from_secs(60);
 
+/// Longest sleep on a channel whose client was promised that the worker never sleeps, and so may not wake it: the lease
+/// has changed since.
+const PROMISED_SLEEP_LIMIT: Duration = Duration::from_millis(1);
+
 /// Calls shorter than this do not claim a core, which takes about 2 us after a sleep.
 const SHORT_CALL_US: u64 = 50;
 
@@ -41,8 +46,13 @@ struct Worker<'a, R: Runtime> {
     meter: Meter,
     /// Accounts of the functions, by function number.
     accounts: Vec<Account>,
-    /// Its claim on a core, if it shares cores.
+    /// Its claim on a core while it shares cores, if the node limits the calls on them.
     core_slot: Option<CoreSlot>,
+    /// The node's orders, as last read, and the ticks that they let it poll.
+    orders: u64,
+    owns_cores: bool,
+    stops: bool,
+    poll_ticks: u64,
     /// Ticks of its last call, and the bound below which a call is short.
     last_call: u64,
     short_call: u64,
@@ -51,7 +61,6 @@ struct Worker<'a, R: Runtime> {
     /// The socket to its parent, which passes announcements on.
     parent: &'a OwnedFd,
     code_dir: PathBuf,
-    hot_for_ms: u32,
     max_output_bytes: u64,
     /// Set if output is attributed to calls.
     output_pipes: Option<OutputPipes>,
@@ -94,8 +103,7 @@ impl<'a, R: Runtime> Worker<'a, R> {
     ) -> std::io::Result<Self> {
         let (
             ToExecutor::Assign {
-                workers,
-                hot_for_ms,
+                meters: meter_count,
                 code_dir,
                 max_output_bytes,
                 worker_memory_bytes,
@@ -130,27 +138,56 @@ impl<'a, R: Runtime> Worker<'a, R> {
             Some(file) => Some(CoreSlot::new(file.try_clone()?, std::process::id())),
             None => None,
         };
-        let long_call = match announces_calls && hot_for_ms == 0 {
+        let long_call = match announces_calls {
             true => clock::ticks_of_us(MIN_LONG_CALL_US),
             false => u64::MAX,
         };
-        Ok(Self {
+        let mut worker = Self {
             core_slot,
+            orders: 0,
+            owns_cores: false,
+            stops: false,
+            poll_ticks: 0,
             // Neither short nor long.
             last_call: long_call,
             long_call,
             parent,
             short_call: clock::ticks_of_us(SHORT_CALL_US),
-            meter: Meter::new(Arc::new(Mapping::of(meters, meters_length(workers))?), index.0),
+            meter: Meter::new(Arc::new(Mapping::of(meters, meters_length(meter_count))?), index.0),
             accounts: Vec::new(),
             runtime,
             index,
             code_dir: code_dir.into(),
-            hot_for_ms,
             max_output_bytes,
             output_pipes: None,
             reaper: Reaper::default(),
-        })
+        };
+        worker.follow_orders();
+        Ok(worker)
+    }
+
+    /// Follows the node's orders, if they have changed.
+    #[inline(always)]
+    fn read_orders(&mut self) {
+        if self.meter.orders_word() != self.orders {
+            self.follow_orders();
+        }
+    }
+
+    #[cold]
+    fn follow_orders(&mut self) {
+        self.orders = self.meter.orders_word();
+        let orders = self.meter.orders();
+        self.owns_cores = orders.owns_cores;
+        self.stops = orders.stops;
+        self.poll_ticks = match orders.poll_us {
+            Orders::WITHOUT_END => u64::MAX,
+            us => clock::ticks_of_us(us),
+        };
+        if self.owns_cores {
+            // Others need the shared core.
+            self.leave_core();
+        }
     }
 
     fn serve(&mut self, packet: &mut [u8]) {
@@ -159,8 +196,10 @@ impl<'a, R: Runtime> Worker<'a, R> {
             let Some((message, files)) = receive(self.parent, packet) else {
                 return;
             };
-            let channel = match &message {
-                ToExecutor::Attach { channel, .. } => *channel,
+            let (channel, is_promised) = match &message {
+                ToExecutor::Attach {
+                    channel, options: set, ..
+                } => (*channel, set & options::WORKER_NEVER_SLEEPS != 0),
                 ToExecutor::RedirectOutput { .. } => {
                     self.output_pipes = OutputPipes::install(files);
                     continue;
@@ -168,10 +207,11 @@ impl<'a, R: Runtime> Worker<'a, R> {
                 _ => continue,
             };
             self.meter.attach();
-            self.meter.set_activity(Activity::Awake);
+            self.meter.set_awake();
+            self.read_orders();
             match open(message, files) {
                 Ok(mut link) => {
-                    let served = self.serve_channel(&mut link);
+                    let served = self.serve_channel(&mut link, is_promised);
                     self.leave_core();
                     if let Err(error) = served
                         && !matches!(error, LinkError::Ended(_) | LinkError::PeerGone)
@@ -197,34 +237,40 @@ impl<'a, R: Runtime> Worker<'a, R> {
         }
     }
 
-    fn serve_channel(&mut self, link: &mut AnyLink) -> Result<(), LinkError> {
+    /// Serves a channel to its end. `is_promised` is whether its client counts on a worker that never sleeps.
+    fn serve_channel(&mut self, link: &mut AnyLink, is_promised: bool) -> Result<(), LinkError> {
         let looks = match link {
             AnyLink::Mapped(_) => POLLS_PER_CHECK,
             AnyLink::Stream(_) | AnyLink::Fabric(_) => STREAM_POLLS_PER_CHECK,
         };
-        let hot_ticks = match self.hot_for_ms {
-            0 => 0,
-            u32::MAX => u64::MAX,
-            ms => clock::ticks_of_ms(ms.into()),
-        };
         let mut since = clock::ticks();
         let mut polls = 0;
+        // Whether it only looks for calls between short sleeps.
+        let mut naps = false;
         loop {
             match link.poll() {
                 Ok(Some(meta)) => {
+                    self.read_orders();
+                    if self.stops {
+                        // The node ends the channel, and its client sends the call elsewhere.
+                        return Err(LinkError::PeerGone);
+                    }
                     since = if self.may_run(meta.rejectable) {
                         self.run(link, meta, since)?
                     } else {
                         self.reject(link, since)?
                     };
                     polls = 0;
+                    naps = false;
                 }
                 Ok(None) => {
                     polls += 1;
-                    if polls >= looks || hot_ticks == 0 {
+                    if polls >= looks || self.poll_ticks == 0 || naps {
                         polls = 0;
-                        if clock::ticks() - since >= hot_ticks {
-                            since = self.sleep(link, since)?;
+                        self.read_orders();
+                        if naps || clock::ticks() - since >= self.poll_ticks {
+                            since = self.sleep(link, since, is_promised)?;
+                            naps = is_promised && !matches!(link, AnyLink::Stream(_));
                         }
                     }
                 }
@@ -241,14 +287,23 @@ impl<'a, R: Runtime> Worker<'a, R> {
         }
     }
 
-    fn sleep(&mut self, link: &mut AnyLink, since: u64) -> Result<u64, LinkError> {
-        if self.hot_for_ms > 0 {
+    fn sleep(&mut self, link: &mut AnyLink, since: u64, is_promised: bool) -> Result<u64, LinkError> {
+        if self.poll_ticks > 0 {
             self.meter.polled(clock::ticks() - since);
         }
         self.leave_core();
         self.meter.set_activity(Activity::Asleep);
-        let result = link.wait(SLEEP_LIMIT);
-        self.meter.set_activity(Activity::Awake);
+        let result = match (is_promised, &mut *link) {
+            (false, link) | (true, link @ AnyLink::Stream(_)) => link.wait(SLEEP_LIMIT),
+            // Its end of the fabric was opened without the means to block.
+            (true, AnyLink::Fabric(_)) => {
+                std::thread::sleep(PROMISED_SLEEP_LIMIT);
+                Ok(())
+            }
+            (true, link) => link.wait(PROMISED_SLEEP_LIMIT),
+        };
+        self.meter.set_awake();
+        self.read_orders();
         result.map(|()| clock::ticks())
     }
 
@@ -257,6 +312,7 @@ impl<'a, R: Runtime> Worker<'a, R> {
     #[inline(always)]
     fn may_run(&mut self, rejectable: bool) -> bool {
         match &mut self.core_slot {
+            _ if self.owns_cores => true,
             None => true,
             Some(_) if !rejectable && self.last_call < self.short_call => true,
             Some(slot) => slot.claim() || !rejectable,
@@ -310,8 +366,8 @@ impl<'a, R: Runtime> Worker<'a, R> {
         }
         let sent = call.send(status);
         let end = clock::ticks();
-        // Waiting on a warm channel is sleep, which is free.
-        let polling = if self.hot_for_ms > 0 { start - since } else { 0 };
+        // Waiting without polling is sleep, which is free.
+        let polling = if self.poll_ticks > 0 { start - since } else { 0 };
         self.last_call = end - start;
         self.meter
             .finish(account, meta.sequence, status != Status::Ok, end - start, polling);
@@ -370,55 +426,6 @@ impl<'a, R: Runtime> Worker<'a, R> {
                 error.status()
             }
         }
-    }
-}
-
-fn open(message: ToExecutor, mut files: Vec<OwnedFd>) -> Result<AnyLink, LinkError> {
-    let ToExecutor::Attach {
-        transport: wanted,
-        slots,
-        stride_bytes,
-        bulk_bytes,
-        options: set,
-        fabrics,
-        executor_key_pkcs8,
-        client_key,
-        ..
-    } = message
-    else {
-        return Err(LinkError::Malformed("not a channel"));
-    };
-    let geometry = Geometry {
-        slots,
-        stride_bytes,
-        bulk_bytes,
-    }
-    .check()
-    .map_err(|_| LinkError::Malformed("a geometry that no channel can have"))?;
-    let Some(file) = files.pop() else {
-        return Err(LinkError::Malformed("a channel without a descriptor"));
-    };
-    match wanted {
-        transport::SHM => {
-            let never_sleeps = set & options::CLIENT_NEVER_SLEEPS != 0;
-            Ok(AnyLink::Mapped(shm::worker(file, geometry, never_sleeps)?))
-        }
-        transport::TCP => Ok(AnyLink::Stream(Box::new(StreamLink::tcp(file, geometry)?))),
-        transport::TLS | transport::LIBFABRIC => {
-            let (Some(pkcs8), Some(client)) = (executor_key_pkcs8, client_key) else {
-                return Err(LinkError::Malformed("a TLS channel without keys"));
-            };
-            let identity = tls::Identity::from_pkcs8(pkcs8).map_err(|e| LinkError::Violation(e.to_string()))?;
-            let session = tls::worker(&identity, &client).map_err(|e| LinkError::Violation(e.to_string()))?;
-            if wanted == transport::TLS {
-                return Ok(AnyLink::Stream(Box::new(StreamLink::tls(file, session, geometry)?)));
-            }
-            let offered: Vec<Choice> = fabrics.iter().filter_map(|name| name.parse().ok()).collect();
-            let never_sleeps = set & options::WORKER_NEVER_SLEEPS != 0;
-            let link = FabricLink::worker(file, session, geometry, &offered, never_sleeps)?;
-            Ok(AnyLink::Fabric(Box::new(link)))
-        }
-        _ => Err(LinkError::Malformed("an unknown transport")),
     }
 }
 

@@ -291,6 +291,15 @@ macro_rules! each {
     };
 }
 
+impl AnyLink {
+    /// Wakes the other side when it sleeps, even if it had promised never to.
+    pub fn wake_peer_from_now_on(&mut self) {
+        if let Self::Mapped(link) = self {
+            link.wake_peer_from_now_on();
+        }
+    }
+}
+
 impl Link for AnyLink {
     #[inline]
     fn transport(&self) -> Transport {

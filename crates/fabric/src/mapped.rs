@@ -188,6 +188,11 @@ impl MappedLink {
         sequence
     }
 
+    /// Withdraws the other side's promise never to sleep: from now on it is woken when it does.
+    pub fn wake_peer_from_now_on(&mut self) {
+        self.peer_never_sleeps = false;
+    }
+
     fn write_descriptor(&mut self, descriptor: Descriptor) {
         let slot = self.slot(self.outgoing, self.next_out);
         // SAFETY: every slot has room for a header and a descriptor; not yet published.

@@ -90,6 +90,16 @@ impl Delegations {
         }
     }
 
+    /// Sets the number of workers, after a change of the lease. Delegated ones must stay.
+    pub fn set_workers(&mut self, workers: u16) {
+        self.workers = workers;
+    }
+
+    /// Whether this worker is delegated, as far as known: expired parts count until [`Delegations::expire`].
+    pub fn is_delegated(&self, worker: u16) -> bool {
+        self.parts.values().any(|part| part.workers.contains(&worker))
+    }
+
     /// Returns the part that a key may use now. For the lease's holder this is the whole lease.
     ///
     /// # Errors

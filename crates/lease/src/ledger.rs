@@ -5,23 +5,24 @@
 //! worker takes as many places as it owns cores, in thousandths: two workers of half a core take one. Leases get only
 //! what the node [offers](Offer), which may be a part of its resources.
 
+mod change;
 mod offer;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dayfly_protocol::api::{Capacity, LeaseRequest, Mode};
+use dayfly_protocol::api::{Capacity, LeaseRequest, MAX_POLL_FOR_US, Mode};
 use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::LeaseId;
 
 use crate::quantity::Quantity;
 
+pub use change::{Wanted, validate_change};
+pub use dayfly_protocol::api::MAX_WORKERS;
 pub use offer::{Offer, Shortfall};
 
 /// Most warm workers of a node with fewer places. Workers of a part of a core may outnumber the places.
 const MAX_SMALL_WORKERS: u32 = 1_024;
-/// Most workers of one lease.
-pub const MAX_WORKERS: u16 = 1_024;
 /// Most host paths of a lease.
 pub const MAX_FILES: usize = 64;
 /// Longest host path, in bytes.
@@ -68,7 +69,8 @@ pub struct Reservation {
     pub workers: u16,
     /// Places of warm workers; none for a hot lease.
     pub places: MilliCores,
-    /// Exclusive cores, `cores_per_worker` for each worker in turn; empty for a warm lease.
+    /// Exclusive cores, `cores_per_worker` for each worker in turn; empty for a warm lease. Fewer while some are lent, or
+    /// when the lease has changed.
     pub cores: Vec<u16>,
     /// Memory in bytes.
     pub memory_bytes: u64,
@@ -158,6 +160,14 @@ pub fn validate(request: &LeaseRequest) -> Result<(), LedgerError> {
     }
     if request.duration_ms == 0 {
         return invalid("a lease of 0 ms; ask for at least 1 ms");
+    }
+    if request.poll_for_us > MAX_POLL_FOR_US {
+        return Err(LedgerError::TooLarge {
+            what: "microseconds of polling for warm workers",
+            asked: request.poll_for_us.into(),
+            total: MAX_POLL_FOR_US.into(),
+            hint: ", or for mode hot",
+        });
     }
     if request.files.len() > MAX_FILES {
         return Err(LedgerError::TooLarge {
@@ -297,7 +307,7 @@ impl Ledger {
                 total,
                 "",
             )?;
-            self.check_warm_workers(request)?;
+            self.check_warm_workers(request.workers.into(), 0)?;
         }
         check(
             "GPUs",
@@ -362,11 +372,11 @@ impl Ledger {
         check("cores", places_of(request), free, total, hint)
     }
 
-    /// Bounds the processes of workers that own a part of a core.
-    fn check_warm_workers(&self, request: &LeaseRequest) -> Result<(), LedgerError> {
+    /// Bounds the processes of workers that own a part of a core. `held` are those that the lease has already.
+    fn check_warm_workers(&self, asked: u32, held: u32) -> Result<(), LedgerError> {
         let total = MAX_SMALL_WORKERS.max(self.offer.workers.into());
-        let free = total.saturating_sub(self.warm_workers);
-        check("warm workers", u32::from(request.workers), free, total, "")
+        let free = total.saturating_sub(self.warm_workers) + held;
+        check("warm workers", asked, free, total, "")
     }
 
     /// Number of calls of warm workers that may run at once on the shared cores: one for each core, and more if smaller
@@ -476,6 +486,9 @@ fn check<T: Into<Quantity>>(
     Ok(())
 }
 
+#[cfg(test)]
+#[path = "ledger/change_tests.rs"]
+mod change_tests;
 #[cfg(test)]
 #[path = "ledger_tests.rs"]
 mod tests;

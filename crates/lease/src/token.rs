@@ -148,7 +148,7 @@ impl From<TokenError> for Failure {
 /// The contents of a token before it is signed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claims {
-    /// Workers of the lease.
+    /// Workers of the lease; above its highest number if it has given workers back.
     pub workers: u16,
     /// Cores of each worker; in an allowance, those of all workers on one node.
     pub cores: MilliCores,

@@ -16,7 +16,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use dayfly_lease::billing;
-use dayfly_protocol::api::{LeaseState, Metered, NodeStatus, Usage};
+use dayfly_protocol::api::{HeldTerms, LeaseState, Metered, NodeStatus, Usage};
 use dayfly_protocol::durations::DURATION_BUCKETS;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::hello::Token;
@@ -25,7 +25,7 @@ use dayfly_protocol::node_messages::ManagerMessage;
 use dayfly_store::{Bearer, BearerKind, Change, LeaseRecord, NodeRecord, OwnedChange, Snapshot, TenantRecord};
 
 pub use self::allowances::{ALLOWANCE_LIFETIME, Allowances, MAX_REPORT_DELAY, NewAllowance};
-pub use self::leases::{Leases, lease_status};
+pub use self::leases::{Leases, Renewal, lease_status};
 pub use self::node::{Node, ReclaimReport, Registration, Reply, end_message};
 pub use self::nodes::{AskedNode, Nodes};
 pub use self::pools::{LeaseDemand, LendingReport};
@@ -158,22 +158,27 @@ impl Cluster {
         self.leases.activate(lease, node, now_ms)
     }
 
-    /// Renews a lease with this token. Returns its record and the note for the store, or `None` if it is unknown.
-    pub fn renew_lease(
-        &mut self,
-        lease: LeaseId,
-        duration_ms: u64,
-        expires_at_ms: u64,
-        bearer: Option<[u8; 32]>,
-    ) -> Option<(LeaseRecord, OwnedChange)> {
+    /// Renews a lease. Returns its record and the note for the store, or `None` if it is unknown.
+    pub fn renew_lease(&mut self, lease: LeaseId, renewal: &Renewal) -> Option<(LeaseRecord, OwnedChange)> {
         // The token may have been replaced while the node was asked.
-        let bearer = self.tokens.current(bearer);
-        let record = self.leases.renew(lease, duration_ms, expires_at_ms, bearer)?.clone();
-        let note = self.renewal(lease)?;
-        Some((record, note))
+        let bearer = self.tokens.current(renewal.bearer);
+        let record = self.leases.renew(lease, renewal, bearer)?.clone();
+        Some((record, self.renewal(lease)?))
     }
 
-    /// Returns the note that stores the expiry and the token of a lease.
+    /// Records what a lease holds, as its node reports it. Returns the note for the store, or `None` without a change.
+    pub fn change_lease(&mut self, node: NodeId, terms: &HeldTerms) -> Option<OwnedChange> {
+        let (before, after) = self.leases.change(node, terms)?;
+        self.tenants.release(&before);
+        self.tenants.hold(&after);
+        if let Some(node) = self.nodes.get_mut(&node) {
+            node.give_back(&before);
+            node.take(&after);
+        }
+        self.renewal(terms.lease)
+    }
+
+    /// Returns the note that stores the terms, the expiry and the token of a lease.
     pub fn renewal(&self, lease: LeaseId) -> Option<OwnedChange> {
         let record = self.leases.get(&lease)?;
         Some(OwnedChange {
@@ -184,6 +189,9 @@ impl Cluster {
                 duration_ms: record.duration_ms,
                 expires_at_ms: record.expires_at_ms,
                 bearer: record.bearer,
+                workers: record.workers,
+                mode: record.mode,
+                memory_bytes: record.memory_bytes,
             },
         })
     }

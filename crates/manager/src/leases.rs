@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use dayfly_lease::ledger;
 use dayfly_lease::placement::{PlacementError, View, choose};
-use dayfly_protocol::api::{Grant, LeaseRequest, LeaseState, Mode, Sandbox};
+use dayfly_lease::quota::Held;
+use dayfly_protocol::api::{Grant, LeaseChange, LeaseRequest, LeaseState, MAX_WORKERS, Mode, RenewRequest, Sandbox};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId};
 use dayfly_protocol::node_messages::ManagerMessage;
@@ -21,7 +22,7 @@ use serde::de::DeserializeOwned;
 use tracing::Instrument;
 
 pub use self::capacity_wait::{CapacityWait, WaitingWorkers};
-use crate::cluster::{LeaseDemand, end_message, millis};
+use crate::cluster::{LeaseDemand, Renewal, end_message, millis};
 use crate::control::Control;
 use crate::extractors::Caller;
 use crate::forwarding::ClientAuthorization;
@@ -228,20 +229,76 @@ impl Control {
         self.cluster().leases().get(&lease).cloned()
     }
 
-    /// Renews a lease for this length from now. Continues if the caller disconnects: the node may have renewed it
-    /// already.
+    /// Renews a lease for a length from now, and changes its terms. Continues if the caller disconnects: the node may
+    /// have renewed it already.
     pub async fn renew(
         self: &Arc<Self>,
         principal: Principal,
         lease: LeaseId,
-        asked_ms: u64,
+        asked: RenewRequest,
     ) -> Result<Grant, Failure> {
         let control = Arc::clone(self);
-        run_to_completion(async move { control.renew_at_node(principal, lease, asked_ms).await }).await
+        run_to_completion(async move { control.renew_within_quota(principal, lease, asked).await }).await
     }
 
-    async fn renew_at_node(&self, principal: Principal, lease: LeaseId, asked_ms: u64) -> Result<Grant, Failure> {
-        let (tenant, duration_ms) = (principal.tenant, asked_ms);
+    /// Renews a lease. What it is to hold in addition is reserved of its tenant's quota meanwhile.
+    async fn renew_within_quota(
+        &self,
+        principal: Principal,
+        lease: LeaseId,
+        asked: RenewRequest,
+    ) -> Result<Grant, Failure> {
+        ledger::validate_change(&asked.change)?;
+        // A key of its own, since the lease may be renewed twice at once.
+        let key = LeaseId(random());
+        let workers = self.reserve_growth(key, &principal, lease, &asked.change)?;
+        let change = LeaseChange {
+            workers,
+            min_workers: asked.change.min_workers.filter(|_| workers.is_some()),
+            ..asked.change
+        };
+        let renewed = self
+            .renew_at_node(principal, lease, RenewRequest { change, ..asked })
+            .await;
+        self.cluster().tenants_mut().release_reservation(key);
+        renewed
+    }
+
+    /// Reserves what a lease is to hold in addition, under this key. Returns the number of workers to ask the node for:
+    /// as many as the tenant's quota permits, if fewer than asked for are accepted.
+    fn reserve_growth(
+        &self,
+        key: LeaseId,
+        principal: &Principal,
+        lease: LeaseId,
+        change: &LeaseChange,
+    ) -> Result<Option<u16>, Failure> {
+        let Some(most) = change.workers else { return Ok(None) };
+        let mut cluster = self.cluster();
+        let record = cluster.leases().get(&lease).cloned();
+        let Some(record) = record.filter(|record| record.tenant == principal.tenant) else {
+            return Ok(Some(most));
+        };
+        let fewest = change.min_workers.unwrap_or(most);
+        let mut refusal = None;
+        for workers in (fewest..=most.min(MAX_WORKERS)).rev() {
+            let Some(more) = additional(&record, workers) else {
+                return Ok(Some(workers));
+            };
+            match cluster.tenants_mut().reserve(key, principal.tenant, more) {
+                Ok(_) => return Ok(Some(workers)),
+                // The refusal of the most workers is the one to report.
+                Err(failure) => {
+                    refusal.get_or_insert(failure);
+                }
+            }
+        }
+        // More than a lease can have is refused by the node.
+        refusal.map_or(Ok(Some(most)), Err)
+    }
+
+    async fn renew_at_node(&self, principal: Principal, lease: LeaseId, asked: RenewRequest) -> Result<Grant, Failure> {
+        let (tenant, duration_ms) = (principal.tenant, asked.duration_ms);
         let longest_ms = millis(self.options().longest_lease);
         if duration_ms == 0 || duration_ms > longest_ms {
             return Err(Failure::new(
@@ -258,13 +315,16 @@ impl Control {
             return Err(dayfly_lease::state::LeaseError::Ended(record.state).into());
         }
         self.may_spend(tenant)?;
-        self.request(record.node, None, |request, _| ManagerMessage::Renew {
+        let change = asked.change;
+        let renew = |request, _| ManagerMessage::Renew {
             request,
             lease,
             duration_ms,
+            change,
             traceparent: traceparent(),
-        })
-        .await?;
+        };
+        // The record has the terms already: see `on_terms`.
+        let terms = self.request(record.node, None, renew).await?;
         let unused_ms = if record.state == LeaseState::Granted {
             millis(self.options().start_by)
         } else {
@@ -273,14 +333,36 @@ impl Control {
         let expires_at_ms = now_ms().saturating_add(unused_ms).saturating_add(duration_ms);
         let record = {
             let mut cluster = self.cluster();
-            let renewed = cluster.renew_lease(lease, duration_ms, expires_at_ms, principal.bearer);
+            let renewal = Renewal {
+                duration_ms,
+                expires_at_ms,
+                bearer: principal.bearer,
+            };
+            let renewed = cluster.renew_lease(lease, &renewal);
             let (record, note) = renewed.ok_or_else(|| no_such_lease(lease))?;
             // A note and not a write, because the renewal has taken effect on the node. Under the lock, so that the
             // notes are in the order of the changes.
             self.journal().note(note);
             record
         };
-        Ok(with_notice(self.grant_of(&record)?, asked_ms))
+        let Some(terms) = terms.filter(|terms| terms.lease == lease) else {
+            if change.is_none() {
+                return Ok(with_notice(self.grant_of(&record, Vec::new())?, asked.duration_ms));
+            }
+            let text = format!(
+                "node {} is of an earlier release, which renewed the lease and changed nothing else; update it",
+                record.node
+            );
+            return Err(Failure::new(Code::VersionMismatch, text));
+        };
+        // Another renewal may have changed the record since.
+        let granted = LeaseRecord {
+            workers: terms.workers,
+            mode: terms.mode,
+            memory_bytes: terms.memory_bytes,
+            ..record
+        };
+        Ok(with_notice(self.grant_of(&granted, terms.numbers)?, asked.duration_ms))
     }
 
     /// Ends a lease as `released` or `revoked`, at once. An unreachable node ends it when it reconnects.
@@ -318,6 +400,20 @@ impl Control {
         }
         Ok(self.lease(lease).unwrap_or(record))
     }
+}
+
+/// Returns what a lease would hold in addition with this many workers, or `None` if it would not grow.
+fn additional(record: &LeaseRecord, workers: u16) -> Option<Held> {
+    let added = workers.checked_sub(record.workers).filter(|added| *added > 0)?;
+    let memory_bytes = record.memory_bytes.div_ceil(record.workers.max(1).into());
+    Some(Held {
+        leases: 0,
+        ..Held::by_one(
+            added,
+            record.cores_per_worker,
+            memory_bytes.saturating_mul(added.into()),
+        )
+    })
 }
 
 /// Returns the request with the memory filled in, if it left that open: the node's usual share.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::ws::{Message, WebSocket};
-use dayfly_protocol::api::{Event, LeaseState, Metered, Mode};
+use dayfly_protocol::api::{Event, HeldTerms, LeaseState, Metered, Mode};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId};
 use dayfly_protocol::node_messages::{ManagerMessage, NodeMessage};
@@ -82,6 +82,7 @@ struct Response {
     mode: Option<Mode>,
     image: Option<String>,
     sandbox: Option<dayfly_protocol::api::Sandbox>,
+    terms: Option<Box<HeldTerms>>,
 }
 
 impl Control {
@@ -128,13 +129,18 @@ impl Control {
                 mode,
                 image,
                 sandbox,
+                terms,
             } => {
+                if let Some(terms) = &terms {
+                    self.on_terms(&mut cluster, id, terms)?;
+                }
                 let response = Response {
                     request,
                     refused,
                     mode,
                     image,
                     sandbox,
+                    terms,
                 };
                 self.on_response(&mut cluster, (id, epoch), response);
             }
@@ -210,6 +216,18 @@ impl Control {
         Ok(())
     }
 
+    /// Records what a lease holds now. In the order of the node's messages, and also if nothing waits for the response
+    /// any more, so that the record is what the node last reported.
+    fn on_terms(&self, cluster: &mut Cluster, node: NodeId, terms: &HeldTerms) -> Result<(), CloseReason> {
+        if !terms.are_possible() {
+            let text = format!("no lease can have the terms that it reports for {}", terms.lease);
+            return Err(CloseReason::Violation(text));
+        }
+        self.journal()
+            .note_all(cluster.change_lease(node, terms).into_iter().collect());
+        Ok(())
+    }
+
     /// Passes a node's response to the request that waits for it. Adds the lease of an accepted offer first.
     fn on_response(&self, cluster: &mut Cluster, (id, epoch): (NodeId, u64), response: Response) {
         let node = cluster.nodes_mut().get_mut(&id);
@@ -253,7 +271,7 @@ impl Control {
             }
         }
         // The request may have been given up.
-        let _ = pending.reply.send(response.refused.map_or(Ok(()), Err));
+        let _ = pending.reply.send(response.refused.map_or(Ok(response.terms), Err));
     }
 }
 

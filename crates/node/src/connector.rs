@@ -51,7 +51,7 @@ pub fn open(node: &Arc<Node>, lease: &NodeLease, sandbox: &ExecutorSandbox) -> s
     };
     let listener = descriptor_watch::watch(listener.try_clone()?)?;
     let (open, closed) = oneshot::channel::<()>();
-    let workers = u32::from(lease.granted.reservation.workers);
+    let workers = u32::from(lease.terms().workers);
     let lease = Lease {
         id: lease.id(),
         max_groups: match node.options.connectors {

@@ -209,7 +209,7 @@ async fn serve_lease_request(node: &Arc<Node>, token: &Token, request: Request) 
         ));
     }
     match request {
-        Request::Renew { duration_ms } => {
+        Request::Renew { duration_ms, change } => {
             let lease = lease_of_holder(node, token)?;
             if lease.granted.origin.is_managed() {
                 return Err(Failure::new(
@@ -217,7 +217,7 @@ async fn serve_lease_request(node: &Arc<Node>, token: &Token, request: Request) 
                     "this lease belongs to a manager; renew it there",
                 ));
             }
-            lease.renew(duration_ms)?;
+            node.renew(&lease, duration_ms, &change)?;
             Ok(Response::Renewed(Box::new(node.grant(&lease))))
         }
         Request::Release => {

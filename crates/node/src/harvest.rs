@@ -196,7 +196,7 @@ impl Harvest {
     /// Watches the calls of a lease, whose executor has this sandbox, whenever calls are measured. `None` if none of its
     /// calls ever is.
     pub fn observer(&self, lease: &Arc<NodeLease>, sandbox: Option<&Arc<Group>>) -> Option<Observer> {
-        let is_warm = lease.granted.reservation.mode != Mode::Hot;
+        let is_warm = lease.terms().mode != Mode::Hot;
         is_warm.then(|| Observer::new(Arc::clone(&self.inner), lease, sandbox))
     }
 

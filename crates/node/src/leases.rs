@@ -3,16 +3,21 @@
 //! One lock, held for microseconds, protects all state of a lease. Its [`crate::supervisor`] follows the executor and
 //! the clock; connections are served independently.
 
+mod changes;
 mod channel_history;
 mod channels;
 mod functions;
+mod lending;
 mod meters;
+mod processes;
 mod sandbox_state;
 mod terms;
 mod view;
 mod worker_slot;
 mod workers;
 
+pub use self::changes::CurrentTerms;
+pub use self::lending::CorePin;
 pub use self::meters::{Durations, Tick, add_durations};
 pub use self::terms::{GrantedTerms, Origin, PresentedAllowance};
 pub use self::view::{LeaseView, WorkerActivity};
@@ -27,8 +32,9 @@ use std::time::{Duration, Instant};
 use dayfly_executor::meter::{Meter, meters_length};
 use dayfly_fabric::memory::{Mapping, sealed_memory};
 use dayfly_fabric::shm::ChannelMemory;
+use dayfly_lease::ledger::MAX_WORKERS;
 use dayfly_lease::quota::Held;
-use dayfly_lease::{Delegations, Lease, SigningKey, billing, shrink};
+use dayfly_lease::{Delegations, Lease, Reservation, SigningKey, billing, shrink};
 use dayfly_protocol::api::{FunctionUsage, LeaseState, Metered, Mode, Sandbox, Usage};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::executor::ToExecutor;
@@ -49,9 +55,6 @@ use crate::loan_sums::{LoanSums, LoanWindow};
 use crate::node::random;
 use crate::output::OutputBuffer;
 use crate::sandbox_socket::SandboxSocket;
-
-/// Time after which a killed process counts as stuck in the kernel.
-const DEATH_DEADLINE: Duration = Duration::from_millis(200);
 
 /// One lease.
 #[derive(Debug)]
@@ -82,6 +85,13 @@ pub struct NodeLease {
 #[derive(Debug)]
 struct LeaseData {
     life: Lease,
+    /// What it holds now.
+    reservation: Reservation,
+    terms: CurrentTerms,
+    /// Whether a renewal has changed what it holds.
+    has_changed: bool,
+    /// Whether the limits of its sandbox are outdated.
+    has_new_limits: bool,
     delegations: Delegations,
     control: Option<ControlSocket>,
     sandbox: SandboxState,
@@ -111,9 +121,15 @@ pub struct OpenedChannel {
 
 impl NodeLease {
     /// A lease without an executor.
-    pub fn new(granted: GrantedTerms, life: Lease, disconnects: Arc<DisconnectWatch>) -> std::io::Result<Self> {
-        let workers = granted.reservation.workers;
-        let length = meters_length(workers);
+    pub fn new(
+        granted: GrantedTerms,
+        reservation: Reservation,
+        life: Lease,
+        disconnects: Arc<DisconnectWatch>,
+    ) -> std::io::Result<Self> {
+        let workers = reservation.workers;
+        // Room for workers that a renewal adds. Pages that no worker uses take no memory.
+        let length = meters_length(MAX_WORKERS);
         let meters_file = sealed_memory("dayfly-meters", length as u64)?;
         let mapping = Arc::new(Mapping::of(&meters_file, length)?);
         Ok(Self {
@@ -121,7 +137,9 @@ impl NodeLease {
             meters_file,
             disconnects,
             taken_at_ms: clock::now_ms(),
-            meters: (0..workers).map(|index| Meter::new(mapping.clone(), index)).collect(),
+            meters: (0..MAX_WORKERS)
+                .map(|index| Meter::new(mapping.clone(), index))
+                .collect(),
             state: Mutex::new(LeaseData {
                 life,
                 delegations: Delegations::new(granted.request.holder, workers),
@@ -129,7 +147,11 @@ impl NodeLease {
                 sandbox: SandboxState::default(),
                 failure: None,
                 output: Arc::default(),
-                slots: (0..workers).map(|_| WorkerSlot::default()).collect(),
+                slots: worker_slots(&reservation),
+                terms: CurrentTerms::of(&granted.request, &reservation),
+                reservation,
+                has_changed: false,
+                has_new_limits: false,
                 history: ChannelHistory::default(),
                 lost: BTreeMap::new(),
                 loans: LoanSums::default(),
@@ -144,6 +166,7 @@ impl NodeLease {
             verified_token: Mutex::new(None),
             granted,
         })
+        .inspect(|lease| lease.give_orders(&lease.lock()))
     }
 
     pub fn id(&self) -> LeaseId {
@@ -156,10 +179,11 @@ impl NodeLease {
 
     /// Resources that it holds.
     pub fn held(&self) -> Held {
-        let GrantedTerms {
-            request, reservation, ..
-        } = &self.granted;
-        Held::by_one(reservation.workers, request.cores_per_worker, reservation.memory_bytes)
+        let cores_per_worker = self.granted.request.cores_per_worker;
+        let Reservation {
+            workers, memory_bytes, ..
+        } = self.reservation();
+        Held::by_one(workers, cores_per_worker, memory_bytes)
     }
 
     fn lock(&self) -> MutexGuard<'_, LeaseData> {
@@ -182,17 +206,9 @@ impl NodeLease {
             .ok_or_else(|| Failure::new(Code::Internal, "the executor has no key; report this"))
     }
 
-    /// Milliseconds that an idle worker polls; 0 if it is warm.
-    pub fn hot_for_ms(&self) -> u32 {
-        match self.granted.reservation.mode {
-            Mode::Hot => self.granted.request.hot_for_ms,
-            _ => 0,
-        }
-    }
-
     /// Whether its workers never sleep.
     pub fn never_sleeps(&self) -> bool {
-        self.hot_for_ms() == u32::MAX
+        self.terms().never_sleeps()
     }
 
     /// Records that a token was signed that is valid until this time.
@@ -219,13 +235,6 @@ impl NodeLease {
         self.token_end_ms.load(Ordering::Relaxed)
     }
 
-    /// Restarts its duration from now.
-    pub fn renew(&self, duration_ms: u64) -> Result<(), Failure> {
-        self.lock().life.renew(clock::now_ms(), duration_ms)?;
-        self.wake.notify_one();
-        Ok(())
-    }
-
     /// Ends the lease, unless it has ended. Its supervisor completes that; [`NodeLease::over`] reports it.
     pub fn end(&self, state: LeaseState) {
         self.lock().life.end(state, clock::now_ms());
@@ -248,10 +257,10 @@ impl NodeLease {
     pub fn shrink_candidate(&self) -> shrink::Candidate {
         let now_ms = clock::now_ms();
         let state = self.lock();
-        let is_busy = self.meters.iter().any(|meter| meter.read().is_running());
+        let is_busy = self.metered_slots(&state).any(|meter| meter.read().is_running());
         shrink::Candidate {
             id: self.id(),
-            held: self.granted.reservation.clone(),
+            held: state.reservation.clone(),
             idle_ms: (!is_busy).then(|| now_ms.saturating_sub(state.busy_at_ms)),
             age_ms: now_ms.saturating_sub(self.taken_at_ms),
             is_ending: state.life.is_draining() || !state.life.state().is_live(),
@@ -334,8 +343,9 @@ impl NodeLease {
         self.with_sandbox(|sandbox| sandbox.set_socket(dir, socket));
     }
 
-    /// Records the assignment of an executor. The executor counts incarnations anew; the lease's count continues.
-    pub fn set_executor(&self, control: ControlSocket, output: &Arc<OutputBuffer>) {
+    /// Records the assignment of an executor, which named so many workers and these as retired. The executor counts
+    /// incarnations anew; the lease's count continues.
+    pub fn set_executor(&self, control: ControlSocket, output: &Arc<OutputBuffer>, (workers, retired): (u16, &[u16])) {
         let mut state = self.lock();
         let before = std::mem::replace(&mut state.output, output.clone());
         output.prepend(&before);
@@ -344,6 +354,12 @@ impl NodeLease {
         }
         state.control = Some(control);
         state.failure = None;
+        for index in retired {
+            // Its executor has ended, and this one does not start it.
+            Self::end_retirement(&mut state, usize::from(*index));
+        }
+        // A renewal may have come while it was assigned.
+        Self::complete_assignment(&state, workers, retired);
         drop(state);
         self.notify_changed();
     }
@@ -358,52 +374,9 @@ impl NodeLease {
         self.lock().output.clone()
     }
 
-    /// Kills every worker and waits until all are dead, so that no worker begins a call afterwards. Without an executor
-    /// a worker lives on for a moment, and could begin a call after its client received `not_executed`. Blocks for some
-    /// microseconds.
-    fn kill_workers(state: &LeaseData) {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        let mut alive: Vec<&OwnedFd> = state.slots.iter().filter_map(WorkerSlot::process).collect();
-        for process in &alive {
-            let _ = rustix::process::pidfd_send_signal(process, rustix::process::Signal::KILL);
-        }
-        let until = Instant::now() + DEATH_DEADLINE;
-        while !alive.is_empty() && Instant::now() < until {
-            let mut waiting: Vec<PollFd<'_>> = alive.iter().map(|fd| PollFd::new(*fd, PollFlags::IN)).collect();
-            let limit = Timespec {
-                tv_sec: 0,
-                tv_nsec: 10_000_000,
-            };
-            if poll(&mut waiting, Some(&limit)).is_err() {
-                return;
-            }
-            let dead: Vec<bool> = waiting.iter().map(|fd| !fd.revents().is_empty()).collect();
-            drop(waiting);
-            let mut dead = dead.into_iter();
-            alive.retain(|_| !dead.next().unwrap_or(true));
-        }
-    }
-
-    /// Handles the end of the executor, perhaps for lack of memory. Returns the process groups that its workers may
-    /// have left.
-    pub fn on_executor_end(&self, out_of_memory: bool) -> Vec<u32> {
-        let mut state = self.lock();
-        Self::kill_workers(&state);
-        state.control = None;
-        state.sandbox.clear();
-        let cause = if out_of_memory {
-            End::OutOfMemory
-        } else {
-            End::ExecutorDied
-        };
-        let mut groups = Vec::new();
-        for index in 0..state.slots.len() {
-            let end = state.slots[index].planned_end().unwrap_or(cause);
-            groups.extend(self.release_worker(&mut state, index, end));
-        }
-        drop(state);
-        self.notify_changed();
-        groups
+    /// The meters of all workers so far, in the order of their numbers.
+    fn metered_slots(&self, state: &LeaseData) -> impl Iterator<Item = &Meter> {
+        self.meters.iter().take(state.slots.len())
     }
 
     /// Ends the lease, since no executor can be started.
@@ -434,67 +407,14 @@ impl NodeLease {
             }
         }
     }
+}
 
-    pub fn on_worker_start(&self, worker: WorkerIndex, incarnation: Incarnation, pid: u32, process: Option<OwnedFd>) {
-        if let Some(slot) = self.lock().slots.get_mut(worker.0 as usize) {
-            slot.start(incarnation, pid, process);
-        }
-        self.notify_changed();
-    }
-
-    pub fn on_worker_end(&self, worker: WorkerIndex, status: i32, signal: i32, out_of_memory: bool) {
-        let mut state = self.lock();
-        let index = worker.0 as usize;
-        let Some(slot) = state.slots.get(index) else { return };
-        let without_memory = || slot.end_without_memory().filter(|_| signal == libc::SIGKILL);
-        let end = match (slot.planned_end().or_else(without_memory), signal) {
-            (Some(end), _) => end,
-            (None, _) if out_of_memory => End::OutOfMemory,
-            (None, 0) => End::Exited { status },
-            (None, signal) => End::Signalled { signal },
-        };
-        self.release_worker(&mut state, index, end);
-        drop(state);
-        self.notify_changed();
-    }
-
-    fn release_worker(&self, state: &mut LeaseData, index: usize, end: End) -> Option<u32> {
-        let reading = self.meters[index].read();
-        let slot = &mut state.slots[index];
-        let group = slot.stop();
-        // Also if its channel has ended already, as at the lease's end: the running call is charged.
-        if group.is_some() && reading.is_running() {
-            let ticks = dayfly_fabric::clock::ticks().saturating_sub(reading.start_ticks);
-            let computing_us = dayfly_fabric::clock::us_of_ticks(ticks);
-            slot.add_lost_call(computing_us);
-            if let Some(place) = reading.account.function() {
-                let name = self.meters[index].function_name(place);
-                let lost = functions::entry(&mut state.lost, name);
-                lost.computing_us += computing_us;
-                lost.calls += 1;
-                lost.failures += 1;
-            }
-        }
-        self.end_channel(state, index, end);
-        // The call is over and counted. Without this it would appear as running until the next worker's first call.
-        self.meters[index].attach();
-        group
-    }
-
-    pub fn on_detached(&self, worker: WorkerIndex, channel: ChannelId) {
-        let mut state = self.lock();
-        let index = worker.0 as usize;
-        let found = state.slots.get(index).and_then(WorkerSlot::channel);
-        let Some(found) = found.filter(|found| found.id() == channel) else {
-            return;
-        };
-        let end = match found.client_end() {
-            Some(end) => end,
-            None if found.is_disconnected() => End::ClientGone,
-            None => End::Violation,
-        };
-        self.end_channel(&mut state, index, end);
-        drop(state);
-        self.notify_changed();
-    }
+/// The workers of a new lease, each with its cores.
+fn worker_slots(reservation: &Reservation) -> Vec<WorkerSlot> {
+    let share = reservation.cores.len() / usize::from(reservation.workers.max(1));
+    let of = |index: u16| {
+        let first = usize::from(index) * share;
+        WorkerSlot::with_cores(reservation.cores.get(first..first + share).unwrap_or_default().to_vec())
+    };
+    (0..reservation.workers).map(of).collect()
 }

@@ -155,7 +155,11 @@ async fn register(node: &Arc<Node>, link: &ManagerLink, managers: &mut Managers)
         let mut held = node.held();
         // Unreported ends would look like losses; they are reported next.
         let unreported = node.journal.unreported_ends().into_iter();
-        held.extend(unreported.map(|(lease, _)| HeldLease { lease, remaining_ms: 0 }));
+        held.extend(unreported.map(|(lease, _)| HeldLease {
+            lease,
+            remaining_ms: 0,
+            terms: None,
+        }));
         let hello = NodeMessage::Register {
             version: WIRE_VERSION,
             address: node.address.clone(),

@@ -7,6 +7,7 @@ mod grants;
 mod incidents;
 mod lease_table;
 mod manager_leases;
+mod renewal;
 mod resizing;
 mod state_dir;
 mod task_group;

@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dayfly_lease::ledger::MAX_WORKERS;
 use dayfly_protocol::api::{Mode, Sandbox};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::executor::{FromExecutor, ToExecutor};
@@ -65,8 +66,8 @@ pub async fn supervise(node: Arc<Node>, lease: Arc<NodeLease>, mut parked: Optio
     let mut taking = Some(taking);
     let mut deaths: Vec<Instant> = Vec::new();
     while lease.state().is_live() {
-        let shared_cores = node.leases.shared_cores();
-        let starting = start(&node, &lease, parked.take(), &shared_cores);
+        let assigned = AssignedCores::of(&lease, node.leases.shared_cores());
+        let starting = start(&node, &lease, parked.take(), &assigned);
         let mut executor = match starting.instrument(taking.take().unwrap_or_else(Span::none)).await {
             Ok(executor) => executor,
             Err(failure) => {
@@ -82,7 +83,7 @@ pub async fn supervise(node: Arc<Node>, lease: Arc<NodeLease>, mut parked: Optio
             &node,
             &lease,
             &mut executor,
-            &shared_cores,
+            &assigned,
             &mut known_kills,
             calls.as_mut(),
         )
@@ -136,7 +137,7 @@ async fn start(
     node: &Arc<Node>,
     lease: &Arc<NodeLease>,
     parked: Option<Executor>,
-    shared_cores: &[u16],
+    assigned: &AssignedCores,
 ) -> Result<Executor, Failure> {
     let mut executor = match parked {
         Some(executor) => executor,
@@ -147,7 +148,9 @@ async fn start(
         return Err(failure);
     }
     let granted = &lease.granted;
-    let limited = apply_limits(node, lease, &executor);
+    let (terms, reservation) = (lease.terms(), lease.reservation());
+    let (workers, retired) = lease.retired();
+    let limited = prepare_sandbox(node, lease, &executor);
     if let Err(error) = limited {
         executor.end().await;
         return Err(Failure::new(
@@ -157,29 +160,31 @@ async fn start(
     }
     let bounded = executor.sandbox.as_ref().is_none_or(|sandbox| sandbox.bounds_memory);
     let assign = ToExecutor::Assign {
-        workers: granted.reservation.workers,
+        workers,
+        retired: retired.clone(),
+        meters: MAX_WORKERS,
         cores_per_worker: own_cores(lease),
-        cores: granted.reservation.cores.clone(),
-        shared_cores: shared_cores.to_vec(),
-        hot_for_ms: lease.hot_for_ms(),
-        gpus: node.has_gpus().then(|| granted.reservation.gpus.clone()),
+        cores: assigned.cores.clone(),
+        shared_cores: assigned.shared.clone(),
+        gpus: node.has_gpus().then(|| reservation.gpus.clone()),
         gpus_per_worker: granted.request.gpus_per_worker,
         code_dir: match &executor.sandbox {
             Some(_) => CODE_DIR.into(),
             None => node.options.code_dir().display().to_string(),
         },
-        max_output_bytes: granted.reservation.memory_bytes,
+        max_output_bytes: reservation.memory_bytes,
         pins: executor.sandbox.is_none(),
         worker_memory_bytes: if bounded {
             0
         } else {
-            granted.reservation.memory_bytes + OVERHEAD_BYTES
+            reservation.memory_bytes + OVERHEAD_BYTES
         },
-        announces_calls: node.harvest.is_measuring(),
+        announces_calls: node.harvest.is_measuring() && terms.mode != Mode::Hot,
     };
     let control = executor.control();
     let mut files = vec![lease.meters_file.as_fd()];
-    if granted.reservation.mode != Mode::Hot && node.options.calls_per_core > 0 {
+    // Hot workers need it too: they may lose their cores, by a renewal or while they sleep.
+    if node.options.calls_per_core > 0 {
         files.push(node.core_slots.file().as_fd());
     }
     if let Err(error) = control.send(&assign, &files) {
@@ -189,31 +194,33 @@ async fn start(
             format!("a new executor does not accept messages: {error}; lease again"),
         ));
     }
-    lease.set_executor(control, executor.output());
+    lease.set_executor(control, executor.output(), (workers, &retired));
     Ok(executor)
 }
 
 /// Sets the limits of an isolated executor's sandbox for its lease.
-fn apply_limits(node: &Arc<Node>, lease: &NodeLease, executor: &Executor) -> std::io::Result<()> {
-    let Some(sandbox) = &executor.sandbox else {
-        return Ok(());
-    };
-    let granted = &lease.granted;
-    let workers = u64::from(granted.reservation.workers);
-    let owned = (granted.request.cores_per_worker * u32::from(granted.reservation.workers)).get();
+fn apply_limits(lease: &NodeLease, sandbox: &ExecutorSandbox) -> std::io::Result<()> {
+    let reservation = lease.reservation();
+    let workers = u64::from(reservation.workers);
+    let owned = (lease.granted.request.cores_per_worker * u32::from(reservation.workers)).get();
     sandbox.limit(&Limits {
         // Workers with own cores cannot leave them; a quota would only interrupt them.
-        milli_cores: if granted.reservation.mode == Mode::Hot {
-            0
-        } else {
-            owned
-        },
-        memory_bytes: granted.reservation.memory_bytes + OVERHEAD_BYTES,
+        milli_cores: if lease.owns_all_cores() { 0 } else { owned },
+        memory_bytes: reservation.memory_bytes + OVERHEAD_BYTES,
         tasks: TASKS + (workers as u32).saturating_mul(TASKS_PER_WORKER),
     })?;
     if let Err(error) = sandbox.group().weigh(Weight::of_cores(owned)) {
         tracing::debug!(lease = %lease.id(), %error, "a sandbox competes with the weight of one core");
     }
+    Ok(())
+}
+
+/// Sets the limits of an isolated executor's sandbox, and opens what the lease's workers need in it.
+fn prepare_sandbox(node: &Arc<Node>, lease: &NodeLease, executor: &Executor) -> std::io::Result<()> {
+    let Some(sandbox) = &executor.sandbox else {
+        return Ok(());
+    };
+    apply_limits(lease, sandbox)?;
     lease.set_code_dir(&node.options.code_dir(), sandbox.code_dir())?;
     lease.set_connector(connector::open(node, lease, sandbox)?);
     match lease.wants_socket() {
@@ -232,26 +239,47 @@ fn own_cores(lease: &NodeLease) -> u16 {
     lease.granted.request.cores_per_worker.as_whole().unwrap_or(1).max(1)
 }
 
-/// The cores of one worker.
-fn cores_of<'a>(lease: &'a NodeLease, worker: WorkerIndex, shared: &'a [u16]) -> &'a [u16] {
-    let count = usize::from(own_cores(lease));
-    let first = usize::from(worker.0) * count;
-    lease
-        .granted
-        .reservation
-        .cores
-        .get(first..first + count)
-        .unwrap_or(shared)
+/// The cores that an executor pins its workers to.
+struct AssignedCores {
+    /// Those of each worker in turn; none if they share cores, or not all have their own.
+    cores: Vec<u16>,
+    of_worker: usize,
+    shared: Vec<u16>,
 }
 
-/// Pins a new worker to its cores. `assigned` are the cores that its executor pinned it to.
-fn pin_worker(node: &Node, lease: &NodeLease, worker: WorkerIndex, pid: u32, assigned: &[u16]) {
-    let shared = node.leases.shared_cores();
-    if lease.sandbox() != Sandbox::Process {
-        affinity::pin(pid, cores_of(lease, worker, &shared));
-    } else if lease.granted.reservation.mode != Mode::Hot && shared != assigned {
-        // The shared cores have changed since the assignment.
-        affinity::pin(pid, &shared);
+impl AssignedCores {
+    /// The cores of a lease's workers now.
+    fn of(lease: &NodeLease, shared: Vec<u16>) -> Self {
+        let (workers, _) = lease.retired();
+        let of_worker = usize::from(own_cores(lease));
+        let each: Vec<Vec<u16>> = (0..workers).map(|index| lease.cores_of(WorkerIndex(index))).collect();
+        let cores = match each.iter().all(|cores| cores.len() == of_worker) {
+            true => each.concat(),
+            false => Vec::new(),
+        };
+        Self {
+            cores,
+            of_worker,
+            shared,
+        }
+    }
+
+    fn of_worker(&self, worker: WorkerIndex) -> &[u16] {
+        let first = usize::from(worker.0) * self.of_worker;
+        self.cores.get(first..first + self.of_worker).unwrap_or(&self.shared)
+    }
+}
+
+/// Pins a new worker to its cores, unless its executor did.
+fn pin_worker(node: &Node, lease: &NodeLease, worker: WorkerIndex, pid: u32, assigned: &AssignedCores) {
+    let own = lease.cores_of(worker);
+    let cores = if own.is_empty() {
+        node.leases.shared_cores()
+    } else {
+        own
+    };
+    if lease.sandbox() != Sandbox::Process || assigned.of_worker(worker) != cores {
+        affinity::pin(pid, &cores);
     }
 }
 
@@ -260,7 +288,7 @@ async fn watch_executor(
     node: &Node,
     lease: &NodeLease,
     executor: &mut Executor,
-    assigned: &[u16],
+    assigned: &AssignedCores,
     known_kills: &mut u64,
     mut calls: Option<&mut Observer>,
 ) -> Outcome {
@@ -268,9 +296,10 @@ async fn watch_executor(
     let mut message_rate = MessageRate {
         since: Instant::now(),
         count: 0,
-        limit: MAX_MESSAGES + MAX_MESSAGES_PER_WORKER * u32::from(lease.granted.reservation.workers),
+        limit: 0,
     };
     loop {
+        message_rate.limit = MAX_MESSAGES + MAX_MESSAGES_PER_WORKER * u32::from(lease.slot_count());
         let pace = match lease.tick() {
             Tick::Again(pace) => pace,
             Tick::Over => return Outcome::LeaseOver,
@@ -279,6 +308,12 @@ async fn watch_executor(
                 return Outcome::ExecutorGone(Some("it did not kill a worker as requested".into()));
             }
         };
+        node.settle(lease);
+        if let Some(sandbox) = executor.sandbox.as_ref().filter(|_| lease.take_new_limits())
+            && let Err(error) = apply_limits(lease, sandbox)
+        {
+            tracing::warn!(lease = %lease.id(), %error, "a sandbox keeps the limits that its lease had before");
+        }
         if let Some(calls) = &mut calls {
             calls.observe(lease);
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::*;
 use dayfly_node::Node;
-use dayfly_protocol::api::{Mode, Runtime};
+use dayfly_protocol::api::{LeaseChange, Mode, Runtime};
 use dayfly_protocol::error::Code;
 use dayfly_protocol::hello::transport;
 use dayfly_protocol::node_api::{Request, Response};
@@ -82,7 +82,11 @@ async fn renewed_lease_continues_with_new_token() {
     let grant = site.lease(|request| request.duration_ms = 2_000).await.unwrap();
     let _channel = site.channel(&grant, 0).await.unwrap();
     let mut control = site.control(token(&grant)).await.unwrap();
-    let renewed = match control.ask(Request::Renew { duration_ms: 60_000 }).await.unwrap() {
+    let renewal = Request::Renew {
+        duration_ms: 60_000,
+        change: LeaseChange::default(),
+    };
+    let renewed = match control.ask(renewal).await.unwrap() {
         Response::Renewed(grant) => *grant,
         other => panic!("{other:?}"),
     };

@@ -20,11 +20,16 @@ pub const CONTROL_FD: i32 = 3;
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToExecutor {
     /// Makes the process the executor of a lease. It manages the lease's workers, each of which also gets this packet.
-    /// Descriptors: the meters file ([`crate::executor::METER_BYTES`] for each worker), and for a warm lease the file
-    /// of its shared cores.
+    /// Descriptors: the meters file ([`crate::executor::METER_BYTES`] for each worker), and the file of the cores that
+    /// warm workers share, if the node limits their calls. How long workers poll is in the meters file.
     Assign {
-        /// Number of workers.
+        /// Number of workers, those in `retired` included.
         workers: u16,
+        /// Numbers of workers that the lease has given back. They are not started.
+        #[serde(default)]
+        retired: Vec<u16>,
+        /// Number of meters in the file, for workers that may be added.
+        meters: u16,
         /// Cores of each worker.
         cores_per_worker: u16,
         /// Cores of a hot lease, those of its first worker first. Empty for a warm lease, whose workers use
@@ -32,8 +37,6 @@ pub enum ToExecutor {
         cores: Vec<u16>,
         /// Cores that warm workers and the parent may use.
         shared_cores: Vec<u16>,
-        /// Milliseconds that a worker polls after an invocation before it sleeps; `u32::MAX` for no limit.
-        hot_for_ms: u32,
         /// GPUs of the lease in the syntax of `CUDA_VISIBLE_DEVICES`, those of its first worker first; absent if the
         /// node does not manage GPUs.
         #[serde(default)]
@@ -87,6 +90,16 @@ pub enum ToExecutor {
     Kill {
         /// The worker.
         worker: WorkerIndex,
+    },
+    /// Starts more workers. One message for all, because a socket holds few.
+    Start {
+        /// Their numbers, which no worker has.
+        workers: Vec<WorkerIndex>,
+    },
+    /// Kills workers without replacing them.
+    Retire {
+        /// The workers.
+        workers: Vec<WorkerIndex>,
     },
 }
 
@@ -226,6 +239,6 @@ pub const METERED_NAME_BYTES: usize = 96;
 const LABEL_HASH: usize = 8;
 /// Functions that a worker's meter distinguishes. The last block is for all others.
 pub const METERED_FUNCTIONS: usize = 16;
-/// Bytes of one worker's meter in the meters file: three 128-byte blocks and one block for each function. Each meter
-/// has one writer.
-pub const METER_BYTES: usize = (3 + METERED_FUNCTIONS) * 128;
+/// Bytes of one worker's meter in the meters file: three 128-byte blocks, one block for each function, and one for the
+/// node's orders. Each block has one writer.
+pub const METER_BYTES: usize = (4 + METERED_FUNCTIONS) * 128;

@@ -61,7 +61,8 @@ pub struct Token {
     /// One of [`kind`].
     pub kind: u8,
     pub sandbox: u8,
-    /// Workers of the lease. In an allowance, this and the next two fields limit a node's leases in total.
+    /// Workers of the lease, or one more than the highest number of its workers. In an allowance, this and the next two
+    /// fields limit a node's leases in total.
     pub workers: U16,
     /// Thousandths of a core of each worker. In an allowance, those of all workers together.
     pub milli_cores: U32,

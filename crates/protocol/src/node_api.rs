@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::{Grant, LeaseRequest, LoanSeries};
+use crate::api::{Grant, HeldTerms, LeaseChange, LeaseRequest, LoanSeries};
 use crate::error::Failure;
 use crate::ids::{ChannelId, CodeHash, Incarnation, LeaseId, PublicKey, WorkerIndex};
 
@@ -24,6 +24,9 @@ pub enum Request {
     Renew {
         /// Length in milliseconds from now.
         duration_ms: u64,
+        /// What changes besides.
+        #[serde(default, skip_serializing_if = "LeaseChange::is_none")]
+        change: LeaseChange,
     },
     /// Ends the lease.
     Release,
@@ -250,6 +253,8 @@ pub enum End {
     DelegationRevoked,
     /// Killed because it held borrowed memory that its owner needed.
     MemoryReturned,
+    /// The lease was renewed with fewer workers.
+    Retired,
 }
 
 impl End {
@@ -269,6 +274,7 @@ impl End {
             Self::OutOfMemory => (11, 0),
             Self::DelegationRevoked => (12, 0),
             Self::MemoryReturned => (13, 0),
+            Self::Retired => (14, 0),
         };
         kind << 16 | detail
     }
@@ -291,6 +297,7 @@ impl End {
             11 => Self::OutOfMemory,
             12 => Self::DelegationRevoked,
             13 => Self::MemoryReturned,
+            14 => Self::Retired,
             _ => Self::ExecutorDied,
         })
     }
@@ -303,6 +310,9 @@ pub struct HeldLease {
     pub lease: LeaseId,
     /// Remaining milliseconds by the node's clock.
     pub remaining_ms: u64,
+    /// What it holds, if a renewal has changed that. The manager may not have received the node's response.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub terms: Option<Box<HeldTerms>>,
 }
 
 /// A lease that a node granted under a manager's allowance, as reported by the node.

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::api::{
-    Capacity, HarvestMode, HarvestStatus, LearntProfile, LeaseRequest, LeaseState, ManagerAddress, Metered, Mode,
-    NodeAddress, NodeResize, NodeSandboxes, Sandbox,
+    Capacity, HarvestMode, HarvestStatus, HeldTerms, LearntProfile, LeaseChange, LeaseRequest, LeaseState,
+    ManagerAddress, Metered, Mode, NodeAddress, NodeResize, NodeSandboxes, Sandbox,
 };
 use crate::call_samples::CallSample;
 use crate::error::Failure;
@@ -72,6 +72,9 @@ pub enum NodeMessage {
         /// For offers, the isolation level of the lease.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sandbox: Option<Sandbox>,
+        /// For renewals, what the lease holds now.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        terms: Option<Box<HeldTerms>>,
     },
     /// A lease ended on the node.
     LeaseEnded {
@@ -231,6 +234,9 @@ pub enum ManagerMessage {
         lease: LeaseId,
         /// New length in milliseconds.
         duration_ms: u64,
+        /// What changes besides. The node then responds with the terms.
+        #[serde(default, skip_serializing_if = "LeaseChange::is_none")]
+        change: LeaseChange,
         /// W3C `traceparent` of the calling span.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         traceparent: Option<String>,

@@ -129,6 +129,12 @@ pub enum Change {
         expires_at_ms: u64,
         /// SHA-256 of the token with which it ends from now on.
         bearer: Option<[u8; 32]>,
+        /// Number of workers from now on.
+        workers: u16,
+        /// Mode from now on.
+        mode: Mode,
+        /// Memory of the whole lease from now on, in bytes.
+        memory_bytes: u64,
     },
     /// Ended.
     Ended {
@@ -183,8 +189,14 @@ impl Change {
                 duration_ms,
                 expires_at_ms,
                 bearer,
+                workers,
+                mode,
+                memory_bytes,
                 ..
             } => {
+                record.workers = *workers;
+                record.mode = *mode;
+                record.memory_bytes = *memory_bytes;
                 record.duration_ms = *duration_ms;
                 record.expires_at_ms = *expires_at_ms;
                 record.bearer = *bearer;

@@ -47,6 +47,7 @@ struct lease_options {
     std::chrono::milliseconds hot_for = std::chrono::milliseconds(DFLY_FOR_EVER); // polling time of a hot worker
     dayfly::sandbox sandbox = dayfly::sandbox::site;
     std::string image = {}; // of a container: a name or path that the site allows; empty for the site's first
+    std::chrono::microseconds poll_for = std::chrono::microseconds(0); // polling time of a warm worker
 
     // Returns the options for the C library. The result points into this object and is valid as long as it.
     dfly_lease_options raw() const {
@@ -61,9 +62,49 @@ struct lease_options {
         options.mode = static_cast<std::uint32_t>(mode);
         options.hot_for_ms = hot_for.count() < DFLY_FOR_EVER ? static_cast<std::uint32_t>(hot_for.count()) : DFLY_FOR_EVER;
         options.sandbox = static_cast<std::uint32_t>(sandbox);
+        options.poll_for_us = static_cast<std::uint32_t>(poll_for.count());
         options.image = image.empty() ? nullptr : image.c_str();
         return options;
     }
+};
+
+// Terms of a renewal. What is not set stays as it is.
+class renew_options {
+public:
+    renew_options() { detail::check(dfly_renew_options_init(&raw_)); }
+
+    // Number of workers. Memory follows in proportion.
+    renew_options &workers(std::uint32_t number) {
+        raw_.workers = number;
+        return *this;
+    }
+    // The fewest workers to accept if there is no room for all.
+    renew_options &min_workers(std::uint32_t number) {
+        raw_.min_workers = number;
+        return *this;
+    }
+    renew_options &mode(dayfly::mode mode) {
+        raw_.mode = static_cast<std::uint32_t>(mode);
+        return *this;
+    }
+    // Polling time of a hot worker.
+    renew_options &hot_for(std::chrono::milliseconds time) {
+        raw_.hot_for_ms = time.count() < DFLY_UNCHANGED ? static_cast<std::uint32_t>(time.count()) : DFLY_FOR_EVER;
+        return *this;
+    }
+    // Polling time of a warm worker.
+    renew_options &poll_for(std::chrono::microseconds time) {
+        raw_.poll_for_us = static_cast<std::uint32_t>(time.count());
+        return *this;
+    }
+    dfly_renew_options raw(std::chrono::milliseconds duration) const {
+        dfly_renew_options options = raw_;
+        options.duration_ms = static_cast<std::uint64_t>(duration.count());
+        return options;
+    }
+
+private:
+    dfly_renew_options raw_;
 };
 
 // Limits of the leases under an allowance.
@@ -135,6 +176,11 @@ public:
 
     void renew(std::chrono::milliseconds duration) const {
         detail::check(dfly_lease_renew(get(), static_cast<std::uint64_t>(duration.count())));
+    }
+    // Renews the lease and changes its terms. Returns when added workers serve.
+    void renew(std::chrono::milliseconds duration, const renew_options &terms) const {
+        const dfly_renew_options options = terms.raw(duration);
+        detail::check(dfly_lease_renew_with(get(), &options));
     }
     // Releases the workers now. Closes all channels, and stops running calls.
     void release() const { detail::check(dfly_lease_release(get())); }

@@ -129,6 +129,7 @@ async fn live(socket: &mut WebSocketStream<Tls>, pace: Duration, number: u32, co
             mode,
             image: None,
             sandbox: None,
+            terms: None,
         };
         say(socket, &answer).await?;
     }

@@ -29,6 +29,7 @@ pub(crate) fn verdict_on(fate: &ChannelStatus, sequence: u32) -> CallError {
         Some(End::Expired) => "the lease expired; renew it in time, or lease for longer".to_owned(),
         Some(End::Released) => "the lease was released".to_owned(),
         Some(End::Revoked) => "the lease was revoked by an operator".to_owned(),
+        Some(End::Retired) => "the lease was renewed with fewer workers".to_owned(),
         Some(End::DelegationRevoked) => "the delegator took its part of the lease back".to_owned(),
         Some(End::ClientGone) => "the node saw this client go away".to_owned(),
         Some(End::Violation) => "its node saw it violate the protocol, or take what belongs to others".to_owned(),

@@ -58,25 +58,29 @@ pub struct Dispatch {
     /// When the first rest of a worker ends.
     first_rest_end: Option<Instant>,
     copied: CopiedBytes,
+    /// Whether its channels were closed for good.
+    is_disconnected: bool,
 }
 
 impl Dispatch {
     /// Opens a channel to every worker of the lease.
     pub fn open(lease: &Lease, options: PoolOptions) -> Result<Self, Error> {
-        let open = |index| {
+        let mut workers = Vec::new();
+        for index in lease.numbers() {
             let place = Place {
                 lease: lease.clone(),
                 index,
                 key: 0,
             };
             let channel = lease.channel(WorkerIndex(index), &options.channel)?;
-            Ok(Worker::new(place, channel))
-        };
+            workers.resize_with(index.into(), Worker::vacant);
+            workers.push(Worker::new(place, channel));
+        }
         Ok(Self {
             lease: Some(lease.clone()),
             members: None,
             options,
-            workers: (0..lease.workers()).map(open).collect::<Result<_, Error>>()?,
+            workers,
             functions: Vec::new(),
             calls: CallTable::default(),
             repairs: Vec::new(),
@@ -84,6 +88,7 @@ impl Dispatch {
             is_rejectable: !lease.is_hot() && lease.workers() > 1,
             first_rest_end: None,
             copied: CopiedBytes::default(),
+            is_disconnected: false,
         })
     }
 

@@ -108,6 +108,10 @@ fn lease_end_error(end: End) -> Option<CallError> {
         ),
         End::Released => (Code::LeaseEnded, "the lease was released"),
         End::Revoked => (Code::LeaseEnded, "the lease was revoked by an operator; lease again"),
+        End::Retired => (
+            Code::LeaseEnded,
+            "the lease was renewed with fewer workers, and this worker was given back; use another one",
+        ),
         End::DelegationRevoked => (
             Code::LeaseEnded,
             "the delegator took this part of the lease back; ask for another one",

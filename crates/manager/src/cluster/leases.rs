@@ -4,9 +4,19 @@
 use std::collections::HashMap;
 
 use dayfly_lease::billing;
-use dayfly_protocol::api::{LeaseState, LeaseStatus, Metered, Usage};
+use dayfly_protocol::api::{HeldTerms, LeaseState, LeaseStatus, Metered, Usage};
 use dayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 use dayfly_store::LeaseRecord;
+
+/// A renewal that a node carried out.
+pub struct Renewal {
+    /// New length in milliseconds.
+    pub duration_ms: u64,
+    /// New expiry, in milliseconds since the Unix epoch.
+    pub expires_at_ms: u64,
+    /// The token that it was requested with.
+    pub bearer: Option<[u8; 32]>,
+}
 
 /// Leases that are live or ended recently.
 #[derive(Default)]
@@ -59,15 +69,32 @@ impl Leases {
     pub(super) fn renew(
         &mut self,
         lease: LeaseId,
-        duration_ms: u64,
-        expires_at_ms: u64,
+        renewal: &Renewal,
         bearer: Option<[u8; 32]>,
     ) -> Option<&LeaseRecord> {
         let record = self.0.get_mut(&lease)?;
-        record.duration_ms = duration_ms;
-        record.expires_at_ms = expires_at_ms;
+        record.duration_ms = renewal.duration_ms;
+        record.expires_at_ms = renewal.expires_at_ms;
         record.bearer = bearer;
         Some(record)
+    }
+
+    /// Records what a live lease of this node holds now. Returns the records before and after, or `None` without a
+    /// change. A worker never has more memory than it was granted.
+    pub(super) fn change(&mut self, node: NodeId, terms: &HeldTerms) -> Option<(LeaseRecord, LeaseRecord)> {
+        let record = self.0.get_mut(&terms.lease)?;
+        if record.node != node || !record.state.is_live() || !terms.are_possible() {
+            return None;
+        }
+        let before = record.clone();
+        let most_bytes = before
+            .memory_bytes
+            .div_ceil(before.workers.max(1).into())
+            .saturating_mul(terms.workers.into());
+        record.workers = terms.workers;
+        record.mode = terms.mode;
+        record.memory_bytes = terms.memory_bytes.min(most_bytes);
+        (*record != before).then(|| (before, record.clone()))
     }
 
     pub(super) fn set_expiry(&mut self, lease: &LeaseId, expires_at_ms: u64) {

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use dayfly_lease::health::{Health, Suspension};
 use dayfly_lease::placement::View;
 use dayfly_protocol::api::{
-    Capacity, HarvestStatus, LeaseState, MAX_HARVEST_WHY_BYTES, Mode, NodeAddress, NodeSandboxes, NodeState, NodeStatus,
+    Capacity, HarvestStatus, HeldTerms, LeaseState, MAX_HARVEST_WHY_BYTES, Mode, NodeAddress, NodeSandboxes, NodeState,
+    NodeStatus,
 };
 use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::durations::DURATION_BUCKETS;
@@ -27,8 +28,8 @@ use super::{clock_ms, millis};
 /// Log a clock difference from here on. It is a tenth of what tokens tolerate.
 const NOTABLE_SKEW_MS: i64 = 6_000;
 
-/// A node's response to an offer, a renewal or an end.
-pub type Reply = Result<(), Failure>;
+/// A node's response to a request. For a renewal, what the lease holds now.
+pub type Reply = Result<Option<Box<HeldTerms>>, Failure>;
 
 /// A node's report when it was reclaimed and has become empty.
 #[derive(Debug, Clone, Copy)]

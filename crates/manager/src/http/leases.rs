@@ -84,7 +84,8 @@ pub(crate) async fn show_lease(call: Call<Read, PathOf<String>>) -> Result<Json<
     Ok(Json(lease_status(&lease_at(&control, &caller, &path).await?)))
 }
 
-/// Renews a lease: its duration counts from now. Returns a grant with a new token.
+/// Renews a lease: its duration counts from now. May change its mode, its polling and its number of workers. Returns a
+/// grant with a new token, which has the workers that were granted.
 #[utoipa::path(post, path = "/v1/leases/{id}/renew", params(("id" = String, Path, pattern = r"^(\.\.\.)?[0-9a-fA-F]{6,32}$")), request_body = RenewRequest,
     security(("bearer" = [])), responses((status = 200, body = Grant), (status = "default", body = ErrorBody)))]
 pub(crate) async fn renew_lease(
@@ -98,9 +99,7 @@ pub(crate) async fn renew_lease(
         ..
     } = call;
     let lease = lease_at(&control, &caller, &path).await?.lease;
-    Ok(Json(
-        control.renew(caller.principal(), lease, request.duration_ms).await?,
-    ))
+    Ok(Json(control.renew(caller.principal(), lease, request).await?))
 }
 
 /// Releases a lease.

@@ -5,7 +5,9 @@ use std::time::Duration;
 use dayfly_lease::quota::Held;
 use dayfly_lease::state::DEFAULT_GRACE_MS;
 use dayfly_lease::token::Claims;
-use dayfly_protocol::api::{Grant, LeaseRequest, LeaseState, LoanUsage, NodeAddress, Runtime, Sandbox, Usage};
+use dayfly_protocol::api::{
+    Grant, LeaseRequest, LeaseState, LoanUsage, NodeAddress, Runtime, Sandbox, Usage, worker_bound,
+};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::hello::{TOKEN_BYTES, Token};
 use dayfly_protocol::ids::{LeaseId, NodeId, time_first};
@@ -107,11 +109,11 @@ impl Control {
             return Err(failure);
         }
         self.publish_lease(lease, node, LeaseState::Granted);
-        self.grant_of(&record)
+        self.grant_of(&record, Vec::new())
     }
 
     /// Returns the grant of a lease for its holder, with a token that is valid from now on.
-    pub(super) fn grant_of(&self, record: &LeaseRecord) -> Result<Grant, Failure> {
+    pub(super) fn grant_of(&self, record: &LeaseRecord, numbers: Vec<u16>) -> Result<Grant, Failure> {
         let (address, epoch, until_ms) = {
             let cluster = self.cluster();
             let bearer = record.bearer.and_then(|hash| cluster.tokens().get(&hash));
@@ -126,7 +128,7 @@ impl Control {
             (node.address().clone(), node.session_epoch().unwrap_or(0), until_ms)
         };
         let claims = Claims {
-            workers: record.workers,
+            workers: worker_bound(&numbers, record.workers),
             cores: record.cores_per_worker,
             memory_bytes: record.memory_bytes,
             sandbox: record.sandbox,
@@ -140,7 +142,10 @@ impl Control {
             expires_at_ms: record.expires_at_ms.saturating_add(DEFAULT_GRACE_MS).min(until_ms),
             duration_ms: record.duration_ms,
         };
-        Ok(grant(record, address, &claims.sign(self.signing())))
+        Ok(Grant {
+            numbers,
+            ..grant(record, address, &claims.sign(self.signing()))
+        })
     }
 }
 
@@ -165,6 +170,7 @@ fn grant(record: &LeaseRecord, node: NodeAddress, token: &Token) -> Grant {
         token: hex::encode(bytes),
         node,
         workers: record.workers,
+        numbers: Vec::new(),
         mode: record.mode,
         sandbox: record.sandbox,
         image: record.image.clone(),

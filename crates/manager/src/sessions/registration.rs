@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::extract::ws::WebSocket;
 use dayfly_protocol::WIRE_VERSION;
-use dayfly_protocol::api::{Event, LeaseState, MAX_FABRIC_NAME, MAX_FABRICS, MAX_NODE_OWNERS, NodeAddress};
+use dayfly_protocol::api::{Event, HeldTerms, LeaseState, MAX_FABRIC_NAME, MAX_FABRICS, MAX_NODE_OWNERS, NodeAddress};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId};
 use dayfly_protocol::node_messages::{ManagerMessage, NodeMessage};
@@ -91,6 +91,15 @@ pub(super) async fn register(
         managers: control.managers(),
         keeps_samples: true,
     });
+    let terms: Vec<HeldTerms> = leases
+        .iter()
+        .filter_map(|held| held.terms.as_deref().cloned())
+        .collect();
+    if !terms.iter().all(HeldTerms::are_possible) {
+        return Err(CloseReason::Violation(
+            "no lease can have the terms that it reports".into(),
+        ));
+    }
     let held = leases.iter().map(|held| (held.lease, held.remaining_ms)).collect();
     let registration = Registration {
         address,
@@ -102,7 +111,7 @@ pub(super) async fn register(
         booked,
         outgoing,
     };
-    apply(control, registration, &held, inherited);
+    apply(control, registration, &held, &terms, inherited);
     Ok(Accepted {
         node: id,
         epoch,
@@ -115,10 +124,18 @@ fn apply(
     control: &Control,
     registration: Registration,
     held: &HashMap<LeaseId, u64>,
+    terms: &[HeldTerms],
     inherited: Option<Vec<dayfly_store::LeaseRecord>>,
 ) {
     let (id, epoch, free) = (registration.address.id, registration.epoch, registration.free);
-    let missing = control.cluster().register_node(registration, held, inherited, now_ms());
+    let missing = {
+        let mut cluster = control.cluster();
+        let missing = cluster.register_node(registration, held, inherited, now_ms());
+        // Responses to renewals may have been lost with the last connection, or with the last manager.
+        let notes = terms.iter().filter_map(|terms| cluster.change_lease(id, terms));
+        control.journal().note_all(notes.collect());
+        missing
+    };
     tracing::info!(node = %id, epoch, held = held.len(), "registered the node");
     control.publish(Event::NodeUp { node: id });
     for lease in missing {

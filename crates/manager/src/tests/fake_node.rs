@@ -4,9 +4,10 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dayfly_lease::{Ledger, SigningKey, ledger::Resources};
+use dayfly_lease::ledger::{Resources, Wanted};
+use dayfly_lease::{Ledger, SigningKey};
 use dayfly_protocol::WIRE_VERSION;
-use dayfly_protocol::api::{Capacity, Mode, NodeAddress};
+use dayfly_protocol::api::{Capacity, HeldTerms, LeaseChange, LeaseRequest, Mode, NodeAddress};
 use dayfly_protocol::cores::MilliCores;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
@@ -117,6 +118,7 @@ pub fn registration(id: u8, held: &[LeaseId], books: &Ledger) -> NodeMessage {
             .map(|&lease| HeldLease {
                 lease,
                 remaining_ms: 30_000,
+                terms: None,
             })
             .collect(),
         sandboxes: None,
@@ -237,7 +239,25 @@ fn answer(
             }
             Err(error) => (*request, Some(error.into()), None),
         },
-        (ManagerMessage::Renew { request, .. }, _) => (*request, None, None::<Mode>),
+        (
+            ManagerMessage::Renew {
+                request, lease, change, ..
+            },
+            _,
+        ) => {
+            let (terms, refused) = match renew(lease, change, books) {
+                Ok(terms) => (terms, None),
+                Err(error) => (None, Some(error.into())),
+            };
+            return Some(NodeMessage::Answer {
+                request: *request,
+                refused,
+                mode: None,
+                image: None,
+                sandbox: None,
+                terms,
+            });
+        }
         (ManagerMessage::End { request, lease, .. }, _) => {
             books.release(lease);
             let refused = (!held.remove(lease)).then(|| Failure::new(Code::NotFound, "no such lease"));
@@ -251,7 +271,39 @@ fn answer(
         mode,
         image: None,
         sandbox: None,
+        terms: None,
     })
+}
+
+/// Changes a lease that the fake was offered. Returns nothing for one that it does not know.
+fn renew(
+    lease: &LeaseId,
+    change: &LeaseChange,
+    books: &mut Ledger,
+) -> Result<Option<Box<HeldTerms>>, dayfly_lease::ledger::LedgerError> {
+    let Some(held) = books.held(lease).cloned() else {
+        return Ok(None);
+    };
+    let workers = change.workers.unwrap_or(held.workers);
+    let mode = change.mode.unwrap_or(held.mode);
+    let wanted = LeaseRequest {
+        memory_bytes: held.memory_bytes / u64::from(held.workers) * u64::from(workers),
+        ..LeaseRequest::native(workers, mode, 1, PublicKey([0; 32]))
+    };
+    let cores = if mode == Mode::Hot { workers.into() } else { 0 };
+    let wanted = Wanted {
+        request: &wanted,
+        kept_cores: &held.cores,
+        cores,
+    };
+    let held = books.change(lease, &wanted)?;
+    Ok(Some(Box::new(HeldTerms {
+        lease: *lease,
+        workers,
+        numbers: Vec::new(),
+        mode: held.mode,
+        memory_bytes: held.memory_bytes,
+    })))
 }
 
 pub async fn send(socket: &mut Socket, message: &NodeMessage) {

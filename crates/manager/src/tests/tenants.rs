@@ -8,7 +8,7 @@ use dayfly_store::{SqliteStore, Store, hash};
 
 use super::*;
 
-const PRICES: Prices = Prices {
+pub const PRICES: Prices = Prices {
     allocation_per_gib_s: 0,
     computing_per_s: 1_000_000,
     polling_per_s: 0,
@@ -19,7 +19,7 @@ const PRICES: Prices = Prices {
 };
 
 impl Client {
-    async fn put<T: serde::de::DeserializeOwned>(&mut self, path: &str, body: &impl serde::Serialize) -> T {
+    pub async fn put<T: serde::de::DeserializeOwned>(&mut self, path: &str, body: &impl serde::Serialize) -> T {
         let (status, answer) = self.send("PUT", path, &serde_json::to_string(body).unwrap()).await;
         assert_eq!(status, 200, "{answer}");
         serde_json::from_str(&answer).unwrap()
@@ -157,7 +157,10 @@ async fn tenant_sees_its_own_and_operator_sees_all() {
         "another tenant's event was seen"
     );
     let path = format!("/v1/leases/{theirs}");
-    let renew = RenewRequest { duration_ms: 1_000 };
+    let renew = RenewRequest {
+        duration_ms: 1_000,
+        change: LeaseChange::default(),
+    };
     assert_eq!(bio.refused("GET", &path, &()).await.code, Code::NotFound);
     assert_eq!(bio.refused("DELETE", &path, &()).await.code, Code::NotFound);
     assert_eq!(
@@ -306,6 +309,7 @@ async fn lease_follows_a_token_replaced_during_its_offer() {
         mode: Some(Mode::Hot),
         image: None,
         sandbox: None,
+        terms: None,
     };
     let second = replace_token(&mut own).await;
     // The connection ended with its token, and the request continues.

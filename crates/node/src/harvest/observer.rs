@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use dayfly_executor::meter::Reading;
 use dayfly_fabric::clock;
 use dayfly_harvest::{Amount, Features, Group as Ranks};
+use dayfly_protocol::api::Mode;
 use dayfly_protocol::executor::MIN_LONG_CALL_US;
 use dayfly_protocol::ids::{Incarnation, WorkerIndex};
 use dayfly_sandbox::cgroup::Group;
@@ -55,7 +56,7 @@ impl ObservedCall {
 impl Observer {
     /// Watches a lease.
     pub(super) fn new(harvest: Arc<Inner>, lease: &Arc<NodeLease>, sandbox: Option<&Arc<Group>>) -> Self {
-        let workers = usize::from(lease.granted.reservation.workers);
+        let workers = usize::from(lease.terms().workers);
         Self {
             harvest,
             lease: Arc::downgrade(lease),
@@ -74,8 +75,20 @@ impl Observer {
             }
             return;
         }
+        let reservation = lease.reservation();
+        if reservation.mode == Mode::Hot {
+            // A renewal gave the workers cores of their own, which they neither lend nor extend.
+            for index in 0..self.workers.len() {
+                self.forget(index);
+            }
+            return;
+        }
         let now = clock::ticks();
-        for (index, activity) in lease.activities().into_iter().enumerate() {
+        let activities = lease.activities();
+        if self.workers.len() < activities.len() {
+            self.workers.resize_with(activities.len(), ObservedWorker::default);
+        }
+        for (index, activity) in activities.into_iter().enumerate() {
             let process = activity.pid.map(|pid| (pid, activity.incarnation));
             if self.workers[index].process != process {
                 self.forget(index);
@@ -115,7 +128,7 @@ impl Observer {
                 .meter(key.worker)
                 .and_then(|meter| meter.function_name(function))
                 .unwrap_or_default();
-            let workers = u64::from(lease.granted.reservation.workers.max(1));
+            let workers = u64::from(reservation.workers.max(1));
             self.harvest.send(Note::Begun(Box::new(BegunCall {
                 worker: key,
                 sequence: call.sequence,
@@ -131,7 +144,7 @@ impl Observer {
                 },
                 owned: Amount::new(
                     lease.granted.request.cores_per_worker.get(),
-                    lease.granted.reservation.memory_bytes / workers,
+                    reservation.memory_bytes / workers,
                 ),
                 loans: lease.granted.request.loans,
                 ranks: ranks_of(lease),
@@ -149,7 +162,7 @@ impl Observer {
 
 /// The ranks of a gang on this node.
 fn ranks_of(lease: &NodeLease) -> Option<Ranks> {
-    let size = u32::from(lease.granted.reservation.workers);
+    let size = u32::from(lease.terms().workers);
     let id = lease.id().0[..8].try_into().map_or(0, u64::from_le_bytes);
     (lease.granted.request.is_gang && size > 1).then_some(Ranks { id, size })
 }

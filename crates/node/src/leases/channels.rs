@@ -27,6 +27,7 @@ impl NodeLease {
                 let slot = state
                     .slots
                     .get_mut(worker.0 as usize)
+                    .filter(|slot| slot.is_serving())
                     .ok_or_else(|| Failure::new(Code::NotFound, format!("the lease has no worker {}", worker.0)))?;
                 let is_up = slot.is_up();
                 match slot.channel_mut() {
@@ -85,7 +86,7 @@ impl NodeLease {
         } = &mut *state;
         let slot = slots
             .get_mut(index)
-            .filter(|slot| slot.is_up() && slot.channel().is_none());
+            .filter(|slot| slot.is_up() && slot.is_serving() && slot.channel().is_none());
         let (Some(slot), Some(control)) = (slot, control) else {
             return Err(busy(worker));
         };
@@ -294,6 +295,22 @@ impl NodeLease {
         let mut state = self.lock();
         let now_ms = clock::now_ms();
         state.life.check(now_ms)?;
+        let start = state
+            .delegations
+            .part_of(by, now_ms)?
+            .workers
+            .start
+            .saturating_add(first);
+        let wanted = start..start.saturating_add(workers);
+        if wanted.into_iter().any(|index| {
+            state
+                .slots
+                .get(usize::from(index))
+                .is_some_and(|slot| !slot.is_serving())
+        }) {
+            let text = "some of these workers were given back when the lease was renewed; delegate others";
+            return Err(Failure::new(Code::InvalidRequest, text));
+        }
         let part = state
             .delegations
             .delegate(by, to, first, workers, duration_ms, now_ms)?;

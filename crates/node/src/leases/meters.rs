@@ -14,6 +14,8 @@ const AWAKE_TICK: Duration = Duration::from_millis(10);
 const DRAINING_TICK: Duration = Duration::from_millis(1);
 /// The same while channels are open and every worker sleeps: the delay until a wake-up is noticed.
 const ASLEEP_TICK: Duration = Duration::from_millis(50);
+/// The same while cores of sleeping workers are lent.
+const LENT_TICK: Duration = Duration::from_millis(20);
 /// The same without an open channel.
 const IDLE_TICK: Duration = Duration::from_millis(250);
 
@@ -46,7 +48,6 @@ impl NodeLease {
         let mut state = self.lock();
         Self::expire_delegations(&mut state, now);
         let LeaseData {
-            life,
             slots,
             control,
             busy_at_ms,
@@ -55,6 +56,7 @@ impl NodeLease {
         let (mut busy, mut awake, mut stuck) = (false, false, false);
         for (index, slot) in slots.iter_mut().enumerate() {
             let reading = self.meters[index].read();
+            stuck |= slot.is_kill_overdue(KILL_DEADLINE);
             let Some(channel) = slot.channel_mut() else { continue };
             let is_cancelled = channel.take_cancelled(reading.started, reading.is_running());
             busy |= reading.is_running();
@@ -67,11 +69,12 @@ impl NodeLease {
             } else if let Some(end) = orphaned {
                 slot.kill(control.as_ref(), index, end);
             }
-            stuck |= slot.is_kill_overdue(KILL_DEADLINE);
         }
         if busy {
             *busy_at_ms = now;
         }
+        let is_retiring = self.advance_retirements(&mut state, now);
+        let life = &mut state.life;
         match life.tick(now, busy) {
             Some(dayfly_lease::Step::End(_)) => return Tick::Over,
             Some(dayfly_lease::Step::Drain { .. }) => {
@@ -91,8 +94,10 @@ impl NodeLease {
             return Tick::Stuck;
         }
         let pace = match (awake, life.channels()) {
-            _ if life.is_draining() => DRAINING_TICK,
+            _ if life.is_draining() || is_retiring => DRAINING_TICK,
             (true, _) => AWAKE_TICK,
+            // A lent core is wanted back soon after its worker wakes up.
+            (false, _) if state.slots.iter().any(|slot| slot.lent().is_some()) => LENT_TICK,
             (false, 1..) => ASLEEP_TICK,
             (false, 0) => IDLE_TICK,
         };
@@ -159,9 +164,10 @@ impl NodeLease {
 
     fn usage_of(&self, state: &mut LeaseData) -> Usage {
         use dayfly_fabric::clock::{ticks, us_of_ticks};
-        let wall_us = state.life.allocated_ms(clock::now_ms()) * 1000;
+        let allocated_ms = state.life.allocated_ms(clock::now_ms());
         let mut total = Usage::default();
         for (slot, meter) in state.slots.iter_mut().zip(&self.meters) {
+            let wall_us = slot.allocated_at(allocated_ms) * 1000;
             let reading = meter.read();
             let running = slot.is_up() && reading.is_running();
             let running = if running {
@@ -192,8 +198,9 @@ impl NodeLease {
 
     /// Number of calls by duration.
     pub fn durations(&self) -> Durations {
+        let state = self.lock();
         let mut sum = Durations::default();
-        for meter in &self.meters {
+        for meter in self.metered_slots(&state) {
             add_durations(&mut sum, &meter.durations());
         }
         sum
@@ -204,15 +211,20 @@ impl NodeLease {
         LeaseView {
             lease: self.id(),
             tenant: self.granted.tenant,
-            mode: self.granted.reservation.mode,
+            mode: state.terms.mode,
             sandbox: self.sandbox(),
-            workers: self.granted.reservation.workers,
-            cores: self.granted.reservation.cores.clone(),
-            memory_bytes: self.granted.reservation.memory_bytes,
+            workers: state.terms.workers,
+            cores: state.reservation.cores.clone(),
+            memory_bytes: state.reservation.memory_bytes,
             state: state.life.state(),
             remaining_ms: state.life.remaining_ms(clock::now_ms()),
             channels: state.life.channels(),
-            pids: state.slots.iter().map(WorkerSlot::pid).collect(),
+            pids: state
+                .slots
+                .iter()
+                .filter(|slot| !slot.is_gone())
+                .map(WorkerSlot::pid)
+                .collect(),
             usage: self.usage_of(&mut state),
             loans: state.loans.usage(),
         }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use dayfly_lease::Reservation;
 use dayfly_lease::quota::Held;
 use dayfly_protocol::api::LeaseRequest;
 use dayfly_protocol::hello::Hello;
@@ -55,13 +54,12 @@ impl Origin {
     }
 }
 
-/// The terms of a granted lease.
+/// The terms of a granted lease. What a renewal may change is in [`CurrentTerms`](super::CurrentTerms).
 #[derive(Debug, Clone)]
 pub struct GrantedTerms {
     pub id: LeaseId,
     pub tenant: TenantId,
     pub origin: Origin,
     pub request: LeaseRequest,
-    pub reservation: Reservation,
     pub kind: ExecutorKind,
 }

@@ -1,6 +1,7 @@
 //! One worker of a lease: its process, its channel, and its usage.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -39,9 +40,137 @@ pub(super) struct WorkerSlot {
     lost: Usage,
     /// Plausible usage so far.
     usage: Usage,
+    /// Cores to itself; none if it shares cores.
+    cores: Vec<u16>,
+    /// Cores that it lent while it slept, and since when it sleeps with cores of its own, in milliseconds of the node's
+    /// clock.
+    lent: Option<Vec<u16>>,
+    asleep_since_ms: Option<u64>,
+    stage: Stage,
+    /// Milliseconds of the lease for which it was allocated before, and since when it is now.
+    allocated_ms: u64,
+    allocated_since_ms: u64,
+}
+
+/// How far a worker's retirement is, after a renewal with fewer workers.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// It belongs to the lease.
+    #[default]
+    Serving,
+    /// It stops to begin calls, and may finish its running call, between these times of the node's clock, in
+    /// milliseconds.
+    Finishing { stopped_ms: u64, until_ms: u64 },
+    /// Its executor was requested to end it.
+    Ending,
+    /// It is gone. Another worker may take its number.
+    Gone,
 }
 
 impl WorkerSlot {
+    /// A worker with these cores to itself.
+    pub fn with_cores(cores: Vec<u16>) -> Self {
+        Self {
+            cores,
+            ..Self::default()
+        }
+    }
+
+    /// Its cores; none if it shares cores.
+    pub fn cores(&self) -> &[u16] {
+        &self.cores
+    }
+
+    /// Gives it cores, or none.
+    pub fn set_cores(&mut self, cores: Vec<u16>) {
+        self.cores = cores;
+        self.lent = None;
+        self.asleep_since_ms = None;
+    }
+
+    /// The cores that it lent.
+    pub fn lent(&self) -> Option<&Vec<u16>> {
+        self.lent.as_ref()
+    }
+
+    /// Lends its cores and returns them.
+    pub fn lend_cores(&mut self) -> Vec<u16> {
+        let cores = std::mem::take(&mut self.cores);
+        self.lent = Some(cores.clone());
+        self.asleep_since_ms = None;
+        cores
+    }
+
+    /// How long it has been asleep with cores of its own, in milliseconds, as far as this was called. `is_asleep` is
+    /// whether it sleeps now.
+    pub fn asleep_ms(&mut self, is_asleep: bool, now_ms: u64) -> u64 {
+        if !is_asleep || self.cores.is_empty() || !self.is_up {
+            self.asleep_since_ms = None;
+            return 0;
+        }
+        now_ms.saturating_sub(*self.asleep_since_ms.get_or_insert(now_ms))
+    }
+
+    /// Whether it belongs to the lease and is not being retired.
+    pub fn is_serving(&self) -> bool {
+        self.stage == Stage::Serving
+    }
+
+    /// Whether it was retired and is gone.
+    pub fn is_gone(&self) -> bool {
+        self.stage == Stage::Gone
+    }
+
+    /// Begins its retirement: it begins no call after the start of this time, and its running call may take until the
+    /// end.
+    pub fn retire(&mut self, time: Range<u64>) {
+        self.stage = Stage::Finishing {
+            stopped_ms: time.start,
+            until_ms: time.end,
+        };
+    }
+
+    /// The time of [`WorkerSlot::retire`], until it is ended.
+    pub fn retires_within(&self) -> Option<Range<u64>> {
+        match self.stage {
+            Stage::Finishing { stopped_ms, until_ms } => Some(stopped_ms..until_ms),
+            _ => None,
+        }
+    }
+
+    /// Records that the executor is requested to end it for good.
+    pub fn end_for_good(&mut self) {
+        self.stage = Stage::Ending;
+        if self.is_up && self.kill.is_none() {
+            self.kill = Some((End::Retired, Instant::now()));
+        }
+    }
+
+    /// Completes its retirement, at this time of the lease in milliseconds. Does nothing if it is not being retired.
+    pub fn end_retirement(&mut self, allocated_ms: u64) {
+        if matches!(self.stage, Stage::Serving | Stage::Gone) {
+            return;
+        }
+        self.allocated_ms = self.allocated_at(allocated_ms);
+        self.stage = Stage::Gone;
+        self.set_cores(Vec::new());
+    }
+
+    /// Takes the number into use again, at this time of the lease in milliseconds.
+    pub fn revive(&mut self, allocated_ms: u64) {
+        self.continue_count();
+        self.stage = Stage::Serving;
+        self.allocated_since_ms = allocated_ms;
+    }
+
+    /// Milliseconds for which the worker is allocated when the lease is for `allocated_ms`.
+    pub fn allocated_at(&self, allocated_ms: u64) -> u64 {
+        match self.stage {
+            Stage::Gone => self.allocated_ms,
+            _ => self.allocated_ms + allocated_ms.saturating_sub(self.allocated_since_ms),
+        }
+    }
+
     /// Continues the count of incarnations under a new executor.
     pub fn continue_count(&mut self) {
         self.base = self.incarnation;
@@ -97,7 +226,7 @@ impl WorkerSlot {
 
     /// Whether the executor has not killed it for this time.
     pub fn is_kill_overdue(&self, limit: Duration) -> bool {
-        self.kill.is_some_and(|(_, since)| since.elapsed() > limit)
+        self.is_up && self.kill.is_some_and(|(_, since)| since.elapsed() > limit)
     }
 
     /// Whether it has a process.

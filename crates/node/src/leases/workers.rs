@@ -9,12 +9,6 @@ impl NodeLease {
         self.meters.get(usize::from(worker.0))
     }
 
-    /// Process ids of its workers.
-    pub fn processes(&self) -> Vec<u32> {
-        let state = self.lock();
-        state.slots.iter().filter_map(WorkerSlot::running_pid).collect()
-    }
-
     /// The worker with this process id.
     pub fn worker_of(&self, process: u32) -> Option<WorkerIndex> {
         let state = self.lock();

@@ -37,6 +37,7 @@ pub fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, respons
         mode,
         image: None,
         sandbox: None,
+        terms: None,
     };
     let responses = responses.clone();
     match message {
@@ -72,9 +73,10 @@ pub fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, respons
                     Ok(lease) => NodeMessage::Answer {
                         request,
                         refused: None,
-                        mode: Some(lease.granted.reservation.mode),
+                        mode: Some(lease.terms().mode),
                         image: lease.image(),
                         sandbox: Some(lease.sandbox()),
+                        terms: None,
                     },
                     Err(failure) => answer(request, Some(failure), None),
                 };
@@ -86,14 +88,31 @@ pub fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, respons
             request,
             lease,
             duration_ms,
+            change,
             traceparent,
         } => {
             let step = telemetry::span!("renew a lease", "otel.kind" = "server", "dayfly.lease.id" = %lease,
                 "dayfly.node.id" = %node.address.id);
             telemetry::follow(&step, traceparent.as_deref());
-            let renewed = step.in_scope(|| node.held_lease(lease).and_then(|lease| lease.renew(duration_ms)));
+            let renew = || {
+                node.held_lease(lease)
+                    .and_then(|lease| node.renew(&lease, duration_ms, &change))
+            };
+            let renewed = step.in_scope(renew);
             telemetry::ended(&step, &renewed);
-            let _ = responses.try_send(answer(request, renewed.err(), None));
+            let (terms, refused) = match renewed {
+                Ok(terms) => (Some(Box::new(terms)), None),
+                Err(failure) => (None, Some(failure)),
+            };
+            let said = NodeMessage::Answer {
+                request,
+                refused,
+                mode: None,
+                image: None,
+                sandbox: None,
+                terms,
+            };
+            let _ = responses.try_send(said);
         }
         ManagerMessage::End {
             request,

@@ -55,12 +55,8 @@ impl Node {
 
     /// Journals that a lease is about to start.
     pub(super) fn journal_start(&self, lease: &NodeLease, until_ms: u64) -> Result<(), Failure> {
-        let GrantedTerms {
-            origin,
-            request,
-            reservation,
-            ..
-        } = &lease.granted;
+        let GrantedTerms { origin, request, .. } = &lease.granted;
+        let reservation = lease.reservation();
         let start = origin.allowance().map(|allowance| DirectStart {
             hello: hex::encode(allowance.hello.as_bytes()),
             holder: request.holder,

@@ -1,6 +1,7 @@
 //! The tokens that a node signs: grants of its leases, and its allowance. This `impl` has all uses of the node's key.
 
 use dayfly_lease::ledger::MAX_WORKERS;
+use dayfly_protocol::api::worker_bound;
 use dayfly_sandbox::isolation::CODE_DIR;
 
 use super::*;
@@ -15,20 +16,27 @@ impl Node {
 
     /// A signed grant of a lease on this node.
     pub(crate) fn grant(&self, lease: &NodeLease) -> Grant {
-        let workers = lease.granted.reservation.workers;
-        self.grant_to(lease, lease.holder(), workers, lease.remaining_ms())
+        let terms = lease.held_terms();
+        // The token permits the highest number.
+        let bound = worker_bound(&terms.numbers, terms.workers);
+        let grant = self.grant_to(lease, lease.holder(), bound, lease.remaining_ms());
+        Grant {
+            workers: terms.workers,
+            numbers: terms.numbers,
+            ..grant
+        }
     }
 
     /// A signed grant of some workers of a lease, for this key and duration. The node itself knows which workers.
     pub(crate) fn grant_to(&self, lease: &NodeLease, holder: PublicKey, workers: u16, duration_ms: u64) -> Grant {
         let now_ms = clock::wall_ms();
-        let granted = &lease.granted;
+        let (granted, terms) = (&lease.granted, lease.held_terms());
         let expires_at_ms = now_ms.saturating_add(duration_ms).saturating_add(self.start_by_ms());
         lease.extend_token_end(expires_at_ms.saturating_add(2 * self.options.skew_tolerance.as_millis() as u64));
         let token = Claims {
             workers,
             cores: granted.request.cores_per_worker,
-            memory_bytes: granted.reservation.memory_bytes,
+            memory_bytes: terms.memory_bytes,
             sandbox: lease.sandbox(),
             lease: Some(lease.id()),
             tenant: granted.tenant,
@@ -45,10 +53,11 @@ impl Node {
             token: hex::encode(token.as_bytes()),
             node: self.address.clone(),
             workers,
-            mode: granted.reservation.mode,
+            numbers: Vec::new(),
+            mode: terms.mode,
             sandbox: lease.sandbox(),
             image: lease.image(),
-            memory_bytes: granted.reservation.memory_bytes,
+            memory_bytes: terms.memory_bytes,
             duration_ms,
             expires_at_ms,
             notice: None,

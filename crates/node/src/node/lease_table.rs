@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use dayfly_lease::allowance::within_cap;
-use dayfly_lease::ledger::{Offer, Resources};
+use dayfly_lease::ledger::{Offer, Resources, validate_change};
 use dayfly_lease::quota::Held;
 use dayfly_lease::{Lease, Ledger, Reservation, billing, shrink};
-use dayfly_protocol::api::{Capacity, LeaseRequest, LeaseState, Mode, NodeResize, Usage};
+use dayfly_protocol::api::{Capacity, LeaseChange, LeaseRequest, LeaseState, Mode, NodeResize, Usage};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{AllowanceId, LeaseId, TenantId};
 
@@ -15,7 +16,7 @@ use crate::clock;
 use crate::disconnects::DisconnectWatch;
 use crate::executors::ExecutorKind;
 use crate::journal;
-use crate::leases::{Durations, GrantedTerms, NodeLease, Origin, PresentedAllowance, add_durations};
+use crate::leases::{CorePin, Durations, GrantedTerms, NodeLease, Origin, PresentedAllowance, add_durations};
 
 /// How long the channels of an ended lease are remembered, in milliseconds.
 pub(super) const MIN_ENDED_MS: u64 = 60_000;
@@ -173,10 +174,9 @@ impl LeaseTable {
             tenant: new.tenant,
             origin: new.origin,
             request: new.request,
-            reservation,
             kind: new.kind,
         };
-        match NodeLease::new(granted, new.life, disconnects.clone()) {
+        match NodeLease::new(granted, reservation, new.life, disconnects.clone()) {
             Ok(lease) => {
                 let lease = Arc::new(lease);
                 state.live.insert(id, lease.clone());
@@ -282,6 +282,65 @@ impl LeaseTable {
         )
     }
 
+    /// Changes a live lease: its mode, its polling, or its number of workers, for which [`LeaseChange::min_workers`] may
+    /// accept fewer. Returns the processes to pin to other cores. Returns an error, and changes nothing, if there is no
+    /// room.
+    pub fn change(&self, lease: &NodeLease, change: &LeaseChange, grace: Duration) -> Result<Vec<CorePin>, Failure> {
+        let mut state = self.state();
+        validate_change(change)?;
+        let now = lease.terms();
+        let most = change.workers.unwrap_or(now.workers);
+        let fewest = change.min_workers.unwrap_or(most);
+        let modes: &[Mode] = match change.mode {
+            None => &[now.mode],
+            Some(Mode::Auto) => &[Mode::Hot, Mode::Warm],
+            Some(Mode::Hot) => &[Mode::Hot],
+            Some(Mode::Warm) => &[Mode::Warm],
+        };
+        // Returns a plan that fits, in the first mode in which it does.
+        let planned = |state: &TableState, workers| {
+            let mut refusal = None;
+            for mode in modes {
+                let plan = lease.plan(change, workers, *mode).and_then(|plan| {
+                    state.ledger.check_change(&lease.id(), &plan.wanted())?;
+                    Ok(plan)
+                });
+                match plan {
+                    // The refusal of the preferred mode is the one to report.
+                    Err(failure) => {
+                        refusal.get_or_insert(failure);
+                    }
+                    fitting => return fitting,
+                }
+            }
+            Err(refusal.unwrap_or_else(|| Failure::new(Code::Internal, "no mode of the lease was tried; report this")))
+        };
+        let plan = match planned(&state, most) {
+            Err(refusal) if fewest < most && refusal.code != Code::InvalidRequest => {
+                // Fewer workers never need more, so half of the numbers are left after each attempt.
+                let (mut fitting, mut low, mut high) = (None, fewest, most - 1);
+                while low <= high {
+                    let workers = low + (high - low) / 2;
+                    match planned(&state, workers) {
+                        Ok(plan) => (fitting, low) = (Some(plan), workers + 1),
+                        Err(_) => high = workers - 1,
+                    }
+                }
+                // The refusal of the most workers is the one to report.
+                fitting.ok_or(refusal)?
+            }
+            planned => planned?,
+        };
+        let reservation = state.ledger.change(&lease.id(), &plan.wanted())?;
+        Ok(lease.apply(plan, reservation, grace))
+    }
+
+    /// Frees what retired workers of a lease held, and moves the cores of its workers that fell asleep or woke up. Returns
+    /// the processes to pin to other cores.
+    pub fn settle(&self, lease: &NodeLease) -> Option<Vec<CorePin>> {
+        lease.needs_settling().then(|| lease.settle(&mut self.state().ledger))
+    }
+
     /// Number of calls by duration since the node started.
     pub fn durations(&self) -> Durations {
         let state = self.state();
@@ -308,11 +367,8 @@ impl LeaseTable {
             return None;
         }
         state.pinned_cores.clone_from(&shared);
-        let warm = state
-            .live
-            .values()
-            .filter(|lease| lease.granted.reservation.mode != Mode::Hot);
-        let processes = warm.flat_map(|lease| lease.processes()).collect();
+        let live = state.live.values();
+        let processes = live.flat_map(|lease| lease.coreless_processes()).collect();
         Some((shared, processes))
     }
 }

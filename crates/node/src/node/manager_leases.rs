@@ -24,6 +24,7 @@ impl Node {
         let held = |lease: &Arc<NodeLease>| HeldLease {
             lease: lease.id(),
             remaining_ms: lease.remaining_ms(),
+            terms: lease.changed_terms().map(Box::new),
         };
         self.managed().iter().map(held).collect()
     }

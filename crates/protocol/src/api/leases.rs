@@ -129,6 +129,10 @@ pub struct LeaseRequest {
     /// Milliseconds that a hot worker polls before it sleeps; `4294967295` for no limit.
     #[serde(default = "no_limit")]
     pub hot_for_ms: u32,
+    /// Microseconds that a warm worker polls after a call before it sleeps; at most 10,000. Billed as polling.
+    #[serde(default, skip_serializing_if = "is_default")]
+    #[schema(maximum = 10_000)]
+    pub poll_for_us: u32,
     /// Runtime that the workers need.
     pub runtime: Runtime,
     /// Isolation of the workers. If absent, `container` for a lease that names an image, else the site's default.
@@ -179,6 +183,7 @@ impl LeaseRequest {
             duration_ms,
             mode,
             hot_for_ms: no_limit(),
+            poll_for_us: 0,
             runtime: Runtime::Native,
             sandbox: None,
             image: None,
@@ -239,6 +244,10 @@ pub struct GangRequest {
     pub among: Vec<NodeId>,
 }
 
+/// Most workers of a lease.
+pub const MAX_WORKERS: u16 = 1_024;
+/// Longest [`LeaseRequest::poll_for_us`]. Warm workers share cores, so that longer polling would delay others.
+pub const MAX_POLL_FOR_US: u32 = 10_000;
 /// Most workers of a gang.
 pub const MAX_RANKS: u16 = 4_096;
 /// Longest wait of a lease request, in milliseconds. A client that wants to wait longer repeats the request.
@@ -267,6 +276,10 @@ pub struct Grant {
     pub node: NodeAddress,
     /// Workers granted.
     pub workers: u16,
+    /// Numbers of the workers, in ascending order, if they are not those from 0 on. A lease that gave workers back has
+    /// gaps.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub numbers: Vec<u16>,
     /// The mode that `auto` resolved to, or the requested one.
     pub mode: Mode,
     /// Isolation of the workers.
@@ -343,10 +356,136 @@ pub struct LeaseStatus {
     pub usage: Usage,
 }
 
+/// What a renewal changes besides the length. What is absent stays as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+pub struct LeaseChange {
+    /// Number of workers. Memory follows in proportion. Fewer workers take the idle ones first; a running call may
+    /// finish within the node's grace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub workers: Option<u16>,
+    /// The fewest workers to accept if there is no room for `workers`. If absent, the renewal is refused then, and the
+    /// lease stays as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub min_workers: Option<u16>,
+    /// Whether waiting workers poll or sleep.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<Mode>,
+    /// Milliseconds that a hot worker polls before it sleeps; `4294967295` for no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hot_for_ms: Option<u32>,
+    /// Microseconds that a warm worker polls after a call before it sleeps; at most 10,000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 10_000)]
+    pub poll_for_us: Option<u32>,
+}
+
+impl LeaseChange {
+    /// Whether it changes nothing.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// `POST /v1/leases/{id}/renew`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RenewRequest {
     /// New length from now, in milliseconds.
     #[schema(minimum = 1)]
     pub duration_ms: u64,
+    /// What changes besides.
+    #[serde(flatten)]
+    pub change: LeaseChange,
+}
+
+/// What a lease holds since its last change, as reported by its node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldTerms {
+    /// Id of the lease.
+    pub lease: LeaseId,
+    /// Number of workers.
+    pub workers: u16,
+    /// As in [`Grant::numbers`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub numbers: Vec<u16>,
+    /// Never [`Mode::Auto`].
+    pub mode: Mode,
+    /// Memory of the whole lease in bytes.
+    pub memory_bytes: u64,
+}
+
+impl HeldTerms {
+    /// Whether a lease can have these terms.
+    pub fn are_possible(&self) -> bool {
+        self.workers > 0
+            && self.workers <= MAX_WORKERS
+            && self.mode != Mode::Auto
+            && are_numbers_of(&self.numbers, self.workers)
+    }
+}
+
+/// The first number that none of so many workers with these [`Grant::numbers`] has.
+pub fn worker_bound(numbers: &[u16], workers: u16) -> u16 {
+    numbers.last().map_or(workers, |last| last.saturating_add(1))
+}
+
+/// Whether these can be the [`Grant::numbers`] of so many workers.
+pub fn are_numbers_of(numbers: &[u16], workers: u16) -> bool {
+    numbers.is_empty()
+        || numbers.len() == usize::from(workers)
+            && numbers.is_sorted_by(|lower, higher| lower < higher)
+            && numbers.iter().all(|number| *number < MAX_WORKERS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_workers_ascend_below_the_bound() {
+        for (numbers, workers, are_valid) in [
+            (&[][..], 3, true),
+            (&[0, 2, 5], 3, true),
+            (&[1, 1023], 2, true),
+            (&[0, 2], 3, false),
+            (&[2, 0], 2, false),
+            (&[1, 1], 2, false),
+            (&[1, 1024], 2, false),
+        ] {
+            assert_eq!(are_numbers_of(numbers, workers), are_valid, "{numbers:?}");
+        }
+    }
+
+    #[test]
+    fn impossible_terms_are_recognised() {
+        let terms = HeldTerms {
+            lease: LeaseId([1; 16]),
+            workers: 2,
+            numbers: Vec::new(),
+            mode: Mode::Hot,
+            memory_bytes: 1 << 30,
+        };
+        assert!(terms.are_possible());
+        for wrong in [
+            HeldTerms {
+                workers: 0,
+                ..terms.clone()
+            },
+            HeldTerms {
+                workers: 1_025,
+                ..terms.clone()
+            },
+            HeldTerms {
+                mode: Mode::Auto,
+                ..terms.clone()
+            },
+            HeldTerms {
+                numbers: vec![1],
+                ..terms.clone()
+            },
+        ] {
+            assert!(!wrong.are_possible(), "{wrong:?}");
+        }
+    }
 }

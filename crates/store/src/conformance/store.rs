@@ -167,6 +167,9 @@ pub async fn lease_changes_are_stored_and_end_once(store: &dyn Store) {
         duration_ms: 5,
         expires_at_ms: 6,
         bearer: Some([9; 32]),
+        workers: 7,
+        mode: Mode::Warm,
+        memory_bytes: 8 << 20,
     };
     let active = Change::Active {
         lease: LEASE,
@@ -178,6 +181,9 @@ pub async fn lease_changes_are_stored_and_end_once(store: &dyn Store) {
         duration_ms: 5,
         expires_at_ms: 6,
         bearer: Some([9; 32]),
+        workers: 7,
+        mode: Mode::Warm,
+        memory_bytes: 8 << 20,
         ..record()
     };
     assert_eq!(only_lease(store).await, active);

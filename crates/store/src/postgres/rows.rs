@@ -42,7 +42,8 @@ pub const INSERT_LEASE: &str = concat!(
 
 /// Updates the columns of a lease that may change, from [`lease_changes`].
 pub const UPDATE_LEASE: &str = "UPDATE leases SET state = $2, hot = $3, duration_ms = $4, expires_at_ms = $5, \
-    ended_at_ms = $6, computing_us = $7, polling_us = $8, allocated_us = $9, calls = $10, failures = $11, image = $12, functions = $13, sandbox = $14, loans = $15 WHERE id = $1";
+    ended_at_ms = $6, computing_us = $7, polling_us = $8, allocated_us = $9, calls = $10, failures = $11, image = $12, functions = $13, sandbox = $14, loans = $15, \
+    workers = $16, memory_bytes = $17 WHERE id = $1";
 
 /// Changes the bearer of a lease, from its id and the bearer. Separate from [`UPDATE_LEASE`], because revoking or
 /// replacing a bearer changes it without the lock of the lease's node.
@@ -205,6 +206,8 @@ pub fn lease_changes(record: &LeaseRecord) -> Params {
     parameters.push(Box::new(json(&record.functions)));
     parameters.push(number(record.sandbox.number()));
     parameters.push(Box::new(json(&record.loans)));
+    parameters.push(number(record.workers));
+    parameters.push(number(record.memory_bytes));
     parameters
 }
 

@@ -75,11 +75,23 @@ pub fn apply(transaction: &Transaction<'_>, owned: &OwnedChange) -> rusqlite::Re
             duration_ms,
             expires_at_ms,
             bearer,
+            workers,
+            mode,
+            memory_bytes,
         } => transaction
             .prepare_cached(&format!(
-                "UPDATE leases SET duration_ms = ?2, expires_at_ms = ?3, bearer = ?4 WHERE id = ?1 AND {LIVE}"
+                "UPDATE leases SET duration_ms = ?2, expires_at_ms = ?3, bearer = ?4, workers = ?5, hot = ?6,
+                 memory_bytes = ?7 WHERE id = ?1 AND {LIVE}"
             ))?
-            .execute(params![lease.0, signed(*duration_ms), signed(*expires_at_ms), bearer])?,
+            .execute(params![
+                lease.0,
+                signed(*duration_ms),
+                signed(*expires_at_ms),
+                bearer,
+                workers,
+                *mode == Mode::Hot,
+                signed(*memory_bytes)
+            ])?,
         Change::Ended { lease, state, at_ms } => transaction
             .prepare_cached(&format!(
                 "UPDATE leases SET state = ?2, ended_at_ms = ?3 WHERE id = ?1 AND {LIVE}"

@@ -38,6 +38,7 @@ class LeaseClient(Connection):
         lend: bool = True,
         borrow: Borrow = "cpu",
         hot_for: float | None = None,
+        poll_for: float = 0.0,
         runtime: Literal["python", "native"] = "python",
         transport: str = "auto",
         idle_release: float = 10.0,
@@ -72,7 +73,9 @@ class LeaseClient(Connection):
                 They get them back when they need them.
             borrow: what such calls may borrow: ``none``, ``cpu``, or ``cpu,memory``. A call that cannot return borrowed
                 memory in time is ended with ``memory_returned``.
-            hot_for: seconds that a hot worker polls after a call before it sleeps; None for no limit.
+            hot_for: seconds that a hot worker polls after a call before it sleeps; None for no limit. While it sleeps,
+                other leases may have its core. It then runs as a warm worker until a core is free.
+            poll_for: seconds that a warm worker polls after a call before it sleeps; at most 0.01. Polling is billed.
             runtime: ``python`` workers call Python functions and shared libraries; ``native`` workers call shared
                 libraries only.
             transport: ``shm``, ``tcp``, ``tls``, ``libfabric`` or ``libfabric:PROVIDER``. ``auto`` chooses the best of

@@ -201,9 +201,36 @@ class Lease(LeasedExecutor):
 
     # Renewal
 
-    def renew(self, duration: float) -> None:
-        """Extends the lease to end ``duration`` seconds from now."""
-        self._native.renew(duration)
+    def renew(
+        self,
+        duration: float,
+        *,
+        workers: int | None = None,
+        min_workers: int | None = None,
+        mode: Literal["auto", "hot", "warm"] | None = None,
+        hot_for: float | None = None,
+        poll_for: float | None = None,
+    ) -> None:
+        """Extends the lease to end ``duration`` seconds from now, and changes the terms that are given.
+
+        Returns when added workers serve. Idle workers are given back first; calls that a worker had not begun go to
+        other workers.
+
+        Args:
+            duration: seconds from now.
+            workers: number of workers. Memory follows in proportion.
+            min_workers: the fewest workers to accept if there is no room for ``workers``. `Lease.workers` returns how
+                many were granted.
+            mode: as in `Client.lease`.
+            hot_for: seconds that a hot worker polls after a call before it sleeps; ``math.inf`` for no limit.
+            poll_for: seconds that a warm worker polls after a call before it sleeps; at most 0.01.
+
+        Raises:
+            dayfly.CapacityError: if there is no room, or no quota. The lease stays as it is.
+            dayfly.Error: ``invalid_request`` if the lease cannot have the change: the number of workers of a gang, of a
+                lease with GPUs, and of a lease under an allowance is fixed.
+        """
+        self._native.renew(duration, workers, min_workers, mode, hot_for, poll_for)
         self._grant = json.loads(self._native.grant())
 
     def __repr__(self) -> str:

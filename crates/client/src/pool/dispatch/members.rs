@@ -55,6 +55,7 @@ impl Dispatch {
             is_rejectable: false,
             first_rest_end: None,
             copied: CopiedBytes::default(),
+            is_disconnected: false,
         }
     }
 

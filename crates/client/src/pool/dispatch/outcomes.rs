@@ -285,10 +285,19 @@ impl Dispatch {
                 // Sequence numbers begin again.
                 worker.recent.clear();
                 worker.channel = Some(channel);
+                worker.opens_again = false;
             }
+            Err(_) if std::mem::take(&mut worker.opens_again) => self.begin_opening(index),
             Err(error) => worker.final_error = Some(error),
         }
         self.assign_queued();
+    }
+
+    /// Whether any worker is being repaired, or is going to be opened again.
+    pub fn is_opening(&self) -> bool {
+        self.workers
+            .iter()
+            .any(|worker| worker.broken.is_some() || worker.opens_again)
     }
 
     /// Whether any worker is being repaired.

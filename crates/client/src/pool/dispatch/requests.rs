@@ -39,6 +39,7 @@ impl Dispatch {
     /// Closes all channels. Calls that have not ended end with an error.
     pub fn disconnect(&mut self) {
         let error = CallError::new(Code::LeaseEnded, "the channels of this lease were closed; lease again");
+        self.is_disconnected = true;
         for worker in &mut self.workers {
             worker.channel = None;
             worker.final_error = Some(error.clone());
@@ -254,23 +255,68 @@ impl Dispatch {
             if worker.channel.is_some() || worker.broken.is_some() || worker.final_error.is_some() {
                 continue;
             }
-            let Some(place) = worker.place.clone() else { continue };
-            let open_request = Arc::<OpenRequest>::default();
-            worker.broken = Some(BrokenChannel {
-                error: LinkError::PeerGone,
-                in_flight: VecDeque::new(),
-                parked: VecDeque::new(),
-                open_request: Arc::clone(&open_request),
-            });
-            self.repairs.push(Repair {
-                index,
-                channel: None,
-                place,
-                gives_up: false,
-                options: self.options.channel,
-                open_request,
-            });
+            self.begin_opening(index);
         }
+        self.assign_queued();
+    }
+
+    /// Opens a channel to a worker that has none, through a repair.
+    pub(super) fn begin_opening(&mut self, index: usize) {
+        let worker = &mut self.workers[index];
+        let Some(place) = worker.place.clone() else { return };
+        let open_request = Arc::<OpenRequest>::default();
+        worker.broken = Some(BrokenChannel {
+            error: LinkError::PeerGone,
+            in_flight: VecDeque::new(),
+            parked: VecDeque::new(),
+            open_request: Arc::clone(&open_request),
+        });
+        self.repairs.push(Repair {
+            index,
+            channel: None,
+            place,
+            gives_up: false,
+            options: self.options.channel,
+            open_request,
+        });
+    }
+
+    /// Follows a renewal of the pool's lease: sends workers that were given back no more calls, and opens channels to
+    /// added ones. `may_sleep` is whether workers that never slept may sleep now.
+    pub fn follow_lease(&mut self, may_sleep: bool) {
+        let Some(lease) = self.lease.clone().filter(|_| !self.is_disconnected) else {
+            return;
+        };
+        let (numbers, is_hot) = (lease.numbers(), lease.is_hot());
+        for (index, worker) in self.workers.iter_mut().enumerate() {
+            worker.is_warm = !is_hot;
+            worker.is_retiring |= !numbers.contains(&(index as u16));
+            if let Some(channel) = worker.channel.as_mut().filter(|_| may_sleep) {
+                channel.link().wake_peer_from_now_on();
+            }
+        }
+        for number in numbers {
+            let index = usize::from(number);
+            while self.workers.len() <= index {
+                self.workers.push(Worker::vacant());
+            }
+            let worker = &mut self.workers[index];
+            if !worker.is_retiring && worker.final_error.is_none() {
+                continue;
+            }
+            worker.place = Some(Place {
+                lease: lease.clone(),
+                index: number,
+                key: 0,
+            });
+            (worker.is_warm, worker.is_retiring, worker.final_error) = (!is_hot, false, None);
+            // An earlier worker with this number may have calls whose end its repair decides.
+            worker.opens_again = worker.broken.is_some() || worker.channel.is_some();
+            if !worker.opens_again {
+                self.begin_opening(index);
+            }
+        }
+        self.is_rejectable = !is_hot && lease.workers() > 1;
         self.assign_queued();
     }
 }

@@ -78,6 +78,8 @@ pub(super) struct Worker {
     pub(super) rejections: u32,
     /// End of the rest that follows a rejection.
     pub(super) rests_until: Option<Instant>,
+    /// Whether a worker with its number was added while its last channel was being judged.
+    pub(super) opens_again: bool,
 }
 
 impl Worker {
@@ -87,6 +89,17 @@ impl Worker {
             place: Some(place),
             is_retiring: false,
             channel: Some(channel),
+            ..Self::vacant()
+        }
+    }
+
+    /// A number that no worker has.
+    pub(super) fn vacant() -> Self {
+        Self {
+            is_warm: false,
+            place: None,
+            is_retiring: true,
+            channel: None,
             in_flight: VecDeque::new(),
             recent: VecDeque::new(),
             loaded: HashMap::new(),
@@ -99,6 +112,7 @@ impl Worker {
             is_delegated: false,
             rejections: 0,
             rests_until: None,
+            opens_again: false,
         }
     }
 

@@ -40,6 +40,7 @@ mod options;
 mod peers;
 mod principal;
 mod profiles;
+mod queries;
 mod reclaim;
 mod samples;
 mod server;

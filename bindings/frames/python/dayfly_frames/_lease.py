@@ -22,6 +22,7 @@ from dayfly_frames import _frames
 from dayfly_frames._detach import Detacher
 from dayfly_frames._progress import Progress
 from dayfly_frames._rank import serve
+from dayfly_frames._report import Reporter
 from dayfly_frames._session import Session
 
 T = TypeVar("T")
@@ -91,6 +92,11 @@ class Ranks:
             raise
         self._gang, self._serving, self._left = gang, serving, left
         return joined
+
+    def lease_ids(self) -> list[str]:
+        """Returns the ids of the leases."""
+        gang = self._gang
+        return [held.grant["lease"] for held in gang.leases] if gang else []
 
     def price(self) -> float | None:
         """Returns what the leases cost in a second, by their own prices; None if the manager does not tell."""
@@ -169,6 +175,7 @@ def open_session(
     partition_bytes: int,
     storage_options: StorageOptions,
     progress: bool,
+    report: bool,
     store: str | None,
     channel: Literal["direct", "stored"],
 ) -> Session:
@@ -210,7 +217,10 @@ def open_session(
         native.on_loss(renew)
     native.set_price(workers.price())
     native.set_detach(Detacher(client, {"ranks": ranks, "placement": placement} | lease, partition_bytes, stores))
-    session = Session(native, end)
+    reporter = Reporter(client, native, workers.lease_ids) if report else None
+    if reporter is not None:
+        native.set_reporter(reporter)
+    session = Session(native, end, reporter)
     if progress:
         native.set_progress(Progress(session.running))
     return session

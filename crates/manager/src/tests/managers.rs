@@ -165,7 +165,7 @@ async fn queries_are_seen_at_every_manager() {
     let (a, b) = two_managers(&one, &two, &database.url).await;
     let path = "/v1/queries/0199c0ffee0000000000000000000002";
     let report = serde_json::to_string(&super::queries::report(QueryState::Running)).unwrap();
-    // Both managers' clients may see each other's queries: they are administrators.
+    // The tokens of both managers are of one tenant.
     let mut clients = [Client::new(&a).await, Client::new(&b).await];
     for client in &mut clients {
         let first: QueryStatus = {

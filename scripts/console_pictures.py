@@ -34,6 +34,8 @@ VIEWS = {
     "trigger": ("#/triggers/nightly", "History"),
     "flows": ("#/flows", "doubling"),
     "flow": ("{flow}", "numbers"),
+    "queries": ("#/queries", "SELECT"),
+    "query": ("{query}", "Ranks"),
     "nodes": ("#/nodes", "Take back"),
     "leases": ("#/leases", "Leases"),
     "groups": ("#/groups", "Groups"),

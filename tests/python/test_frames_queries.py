@@ -162,9 +162,7 @@ def test_short_query_is_not_reported(session, manager: Daemon, numbers) -> None:
     assert not [one for one in listed(manager) if "most" in one["text"]]
 
 
-def test_failing_report_fails_no_query(
-    session, numbers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_report_fails_no_query(session, numbers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def refuse(_: Any, query: str, body: dict[str, Any]) -> bool:

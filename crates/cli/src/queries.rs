@@ -60,9 +60,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
 fn list(state: Option<QueryState>, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
     let filter = state.map_or_else(String::new, |state| format!("?state={state}"));
-    let queries: Vec<QueryStatus> = client
-        .get(&format!("/v1/queries{filter}"))
-        .map_err(|error| error.0)?;
+    let queries: Vec<QueryStatus> = client.get(&format!("/v1/queries{filter}")).map_err(|error| error.0)?;
     output::line(&if global.json {
         output::json(&queries)?
     } else if queries.is_empty() {

@@ -325,7 +325,11 @@ mod tests {
             .report(BIO, id(9_999), report(QueryState::Done, 1), START_MS)
             .unwrap();
         for number in 0..=MAX_QUERIES_OF_TENANT {
-            let state = if number == 3 { QueryState::Done } else { QueryState::Running };
+            let state = if number == 3 {
+                QueryState::Done
+            } else {
+                QueryState::Running
+            };
             queries.report(ASTRO, id(number), report(state, 0), START_MS).unwrap();
         }
         assert!(queries.get(id(3), START_MS).is_none() && queries.get(id(9_999), START_MS).is_some());
@@ -349,7 +353,12 @@ mod tests {
         for number in 1..MAX_QUERIES {
             let tenant = TenantId([10 + (number / 60) as u8; 16]);
             queries
-                .report(tenant, id(number), report(QueryState::Done, 0), START_MS + number as u64)
+                .report(
+                    tenant,
+                    id(number),
+                    report(QueryState::Done, 0),
+                    START_MS + number as u64,
+                )
                 .unwrap();
         }
         queries

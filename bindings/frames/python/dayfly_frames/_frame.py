@@ -317,7 +317,7 @@ class Frame(Writing):
 
     @contextmanager
     def _watched(self, call: str) -> Iterator[None]:
-        """Shows the query that runs in a block, if the session was asked to, and reports it to the session's manager."""
+        """Shows the query that runs in a block, and reports it to the manager, each if the session does so."""
         progress: Progress | None = self._native.progress()
         report = Report(self._native, call, self._text)
         with nullcontext() if progress is None else progress.shown(), report.step():

@@ -64,8 +64,16 @@ async fn tenant_sees_its_queries_and_operators_all() {
         assert_eq!((listed[0].total.tasks, listed[0].skew), (4, Some(1.5)));
         assert!(listed[0].stages.is_empty() && listed[0].ranks.is_empty());
         let shown: QueryStatus = client.get("/v1/queries/...000000000001").await;
-        assert_eq!((shown.stages, shown.ranks), (running.stages.clone(), running.ranks.clone()));
-        assert!(client.get::<Vec<QueryStatus>>("/v1/queries?state=done").await.is_empty());
+        assert_eq!(
+            (shown.stages, shown.ranks),
+            (running.stages.clone(), running.ranks.clone())
+        );
+        assert!(
+            client
+                .get::<Vec<QueryStatus>>("/v1/queries?state=done")
+                .await
+                .is_empty()
+        );
     }
     assert!(bio.get::<Vec<QueryStatus>>("/v1/queries").await.is_empty());
     for method in ["GET", "DELETE"] {
@@ -76,10 +84,7 @@ async fn tenant_sees_its_queries_and_operators_all() {
     for client in [&mut bio, &mut operator] {
         assert_eq!(refusal(client, "PUT", &path(), &done).await, Code::Forbidden);
     }
-    assert_eq!(
-        astro.get::<QueryStatus>(&path()).await.state,
-        QueryState::Running
-    );
+    assert_eq!(astro.get::<QueryStatus>(&path()).await.state, QueryState::Running);
 }
 
 #[tokio::test]

@@ -130,11 +130,11 @@ def test_running_query_is_seen_until_its_end(session, manager: Daemon, numbers, 
 def test_cancelled_query_ends_at_its_client(session, manager: Daemon, numbers, tmp_path: Path) -> None:
     frame = held(numbers, tmp_path / "go").group_by("key").agg(count().alias("rows"))
     with running(frame.collect, tmp_path / "go") as result:
-        seen = latest(manager, "collect: Aggregate", "running")
+        seen = latest(manager, "collect: Projection", "running")
         assert manager.cli("queries", "cancel", seen["id"][-12:])["is_cancelling"]
         with pytest.raises(dayfly.Cancelled, match="dayfly queries cancel"):
             result.result(20)
-    assert latest(manager, "collect: Aggregate", "cancelled")["id"] == seen["id"]
+    assert latest(manager, "collect: Projection", "cancelled")["id"] == seen["id"]
     assert not manager.cli("queries", "cancel", seen["id"])["is_cancelling"]
     assert len(numbers.head(3).collect()) == 3
 
@@ -157,6 +157,8 @@ def test_stream_that_ends_early_is_cancelled(manager: Daemon, numbers, tmp_path:
 
 
 def test_short_query_is_not_reported(session, manager: Daemon, numbers) -> None:
+    # Those of the tests before.
+    wait_until(lambda: not session._reporter._open, "all reports are sent", 20)
     session.sql("SELECT max(number) AS most FROM numbers", numbers=numbers).collect()
     assert not session._reporter._open
     assert not [one for one in listed(manager) if "most" in one["text"]]

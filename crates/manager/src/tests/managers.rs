@@ -2,20 +2,24 @@
 
 use dayfly_protocol::queries::{QueryState, QueryStatus};
 use dayfly_protocol::tenancy::{Quota, TenantSpec};
+use dayfly_storage::StoreUrl;
 use dayfly_store::conformance::postgres_database as database;
 
 use super::profiles::{harvest, learnt, respond};
 use super::*;
 use crate::options::StoreKind;
 
-async fn manager(directory: &Path, url: &str) -> Handle {
-    let options = Options {
+fn options_over(directory: &Path, url: &str) -> Options {
+    Options {
         store: StoreKind::Postgres { url: url.to_owned() },
         heartbeat: Duration::from_millis(500),
         lease_lost_after: Duration::from_millis(500),
         ..options(directory)
-    };
-    Manager::start(options).await.unwrap()
+    }
+}
+
+async fn manager(directory: &Path, url: &str) -> Handle {
+    Manager::start(options_over(directory, url)).await.unwrap()
 }
 
 async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
@@ -162,7 +166,15 @@ async fn leases_of_dead_node_and_manager_are_ended() {
 async fn queries_are_seen_at_every_manager() {
     let Some(database) = database() else { return };
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (a, b) = two_managers(&one, &two, &database.url).await;
+    // One may own the tasks after the other only with the same contents.
+    let contents = StoreUrl::of_directory(one.path()).unwrap();
+    let with_contents = |directory: &tempfile::TempDir| Options {
+        contents: Some(contents.clone()),
+        ..options_over(directory.path(), &database.url)
+    };
+    let a = Manager::start(with_contents(&one)).await.unwrap();
+    let b = Manager::start(with_contents(&two)).await.unwrap();
+    acquainted(&[&a, &b]).await;
     let path = "/v1/queries/0199c0ffee0000000000000000000002";
     let report = serde_json::to_string(&super::queries::report(QueryState::Running)).unwrap();
     // The tokens of both managers are of one tenant.

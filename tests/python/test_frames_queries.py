@@ -119,7 +119,8 @@ def test_running_query_is_seen_until_its_end(session, manager: Daemon, numbers, 
     done = latest(manager, SQL, "done")
     assert done["id"] == seen["id"]
     assert (done["total"]["tasks"], done["total"]["ended"]) == (4, 4)
-    assert done["total"]["rows"] >= ROWS
+    # Each task groups its own rows first.
+    assert done["total"]["rows"] >= 7
     assert done["total"]["core_us"] > 0
     assert done["skew"] >= 1
     assert done["lost_runs"] == 0
@@ -140,11 +141,12 @@ def test_cancelled_query_ends_at_its_client(session, manager: Daemon, numbers, t
 
 
 def test_failed_query_says_why(manager: Daemon, numbers, tmp_path: Path) -> None:
-    with running(held(numbers, tmp_path / "go", fails=True).describe, tmp_path / "go") as result:
-        latest(manager, "describe: ", "running")
+    frame = held(numbers, tmp_path / "go", fails=True)
+    with running(lambda: frame.write_csv(tmp_path / "out"), tmp_path / "go") as result:
+        latest(manager, "write_csv: ", "running")
     with pytest.raises(dayfly.FunctionError):
         result.result()
-    assert "no such zone" in latest(manager, "describe: ", "failed")["error"]
+    assert "no such zone" in latest(manager, "write_csv: ", "failed")["error"]
 
 
 def test_stream_that_ends_early_is_cancelled(manager: Daemon, numbers, tmp_path: Path) -> None:

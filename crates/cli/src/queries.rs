@@ -3,7 +3,7 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use dayfly_command::Global;
-use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::error::Failure;
 use dayfly_protocol::id_pattern::{IdPattern, abbreviate};
 use dayfly_protocol::queries::{QueryPart, QueryState, QueryStatus};
 
@@ -12,6 +12,7 @@ use crate::{connect, output, values};
 
 /// Show the queries of data frames that run, or have run within the last hour, and cancel them.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "Examples:
   dayfly queries
   dayfly queries --state running
@@ -49,14 +50,10 @@ fn state() -> impl TypedValueParser<Value = QueryState> {
 }
 
 pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
-    match (&arguments.what, arguments.state) {
-        (None, state) => list(state, global),
-        (Some(_), Some(_)) => Err(Failure::new(
-            Code::InvalidRequest,
-            "--state selects queries of the list; leave it out with `show` and `cancel`",
-        )),
-        (Some(What::Show(named)), None) => show(&named.id, global),
-        (Some(What::Cancel(named)), None) => cancel(&named.id, global),
+    match &arguments.what {
+        None => list(arguments.state, global),
+        Some(What::Show(named)) => show(&named.id, global),
+        Some(What::Cancel(named)) => cancel(&named.id, global),
     }
 }
 

@@ -1,25 +1,20 @@
 //! Several managers over one real PostgreSQL, with fake nodes.
 
-use dayfly_protocol::queries::{QueryState, QueryStatus};
 use dayfly_protocol::tenancy::{Quota, TenantSpec};
-use dayfly_storage::StoreUrl;
 use dayfly_store::conformance::postgres_database as database;
 
 use super::profiles::{harvest, learnt, respond};
 use super::*;
 use crate::options::StoreKind;
 
-fn options_over(directory: &Path, url: &str) -> Options {
-    Options {
+async fn manager(directory: &Path, url: &str) -> Handle {
+    let options = Options {
         store: StoreKind::Postgres { url: url.to_owned() },
         heartbeat: Duration::from_millis(500),
         lease_lost_after: Duration::from_millis(500),
         ..options(directory)
-    }
-}
-
-async fn manager(directory: &Path, url: &str) -> Handle {
-    Manager::start(options_over(directory, url)).await.unwrap()
+    };
+    Manager::start(options).await.unwrap()
 }
 
 async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
@@ -159,44 +154,5 @@ async fn leases_of_dead_node_and_manager_are_ended() {
     .await;
     let nodes: Vec<NodeStatus> = client.get("/v1/nodes").await;
     assert_eq!((nodes.len(), nodes[0].state, nodes[0].leases), (1, NodeState::Lost, 0));
-    b.shutdown().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn queries_are_seen_at_every_manager() {
-    let Some(database) = database() else { return };
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    // One may own the tasks after the other only with the same contents.
-    let contents = StoreUrl::of_directory(one.path()).unwrap();
-    let with_contents = |directory: &tempfile::TempDir| Options {
-        contents: Some(contents.clone()),
-        ..options_over(directory.path(), &database.url)
-    };
-    let a = Manager::start(with_contents(&one)).await.unwrap();
-    let b = Manager::start(with_contents(&two)).await.unwrap();
-    acquainted(&[&a, &b]).await;
-    let path = "/v1/queries/0199c0ffee0000000000000000000002";
-    let report = serde_json::to_string(&super::queries::report(QueryState::Running)).unwrap();
-    // The tokens of both managers are of one tenant.
-    let mut clients = [Client::new(&a).await, Client::new(&b).await];
-    for client in &mut clients {
-        let first: QueryStatus = {
-            let (status, body) = client.send("PUT", path, &report).await;
-            assert_eq!(status, 200, "{body}");
-            client.get(path).await
-        };
-        assert_eq!(first.state, QueryState::Running);
-    }
-    for client in &mut clients {
-        assert_eq!(client.get::<Vec<QueryStatus>>("/v1/queries").await.len(), 1);
-    }
-    // The query is known to the next owner of the tasks with its next report.
-    a.shutdown().await;
-    let [_, left] = &mut clients;
-    until("that the other manager has the query", async || {
-        let (status, _) = left.send("PUT", path, &report).await;
-        status == 200 && left.get::<Vec<QueryStatus>>("/v1/queries").await.len() == 1
-    })
-    .await;
     b.shutdown().await;
 }

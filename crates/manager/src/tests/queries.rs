@@ -8,7 +8,7 @@ use super::*;
 
 const ID: &str = "0199c0ffee0000000000000000000001";
 
-pub fn report(state: QueryState) -> QueryReport {
+fn report(state: QueryState) -> QueryReport {
     let part = |number, core_us| QueryPart {
         number,
         work: QueryWork {

@@ -1,6 +1,6 @@
 """Reports of queries to the manager, which shows them in its console, its API and ``dayfly queries``.
 
-A query is reported once it has run for a second, by a thread of its own, until it has ended. Shorter ones cost nothing.
+A query is reported once it has run for a second, by a thread of its own, until it has ended. Shorter ones are not.
 A report that fails is left out: it never fails or delays its query.
 """
 

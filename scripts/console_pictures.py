@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -34,6 +35,8 @@ VIEWS = {
     "trigger": ("#/triggers/nightly", "History"),
     "flows": ("#/flows", "doubling"),
     "flow": ("{flow}", "numbers"),
+    "queries": ("#/queries", "SELECT"),
+    "query": ("{query}", "Ranks"),
     "nodes": ("#/nodes", "Take back"),
     "leases": ("#/leases", "Leases"),
     "groups": ("#/groups", "Groups"),
@@ -61,12 +64,35 @@ from = ["double"]
 )
 
 
+#: A query of data frames, as its client reported it last.
+QUERY = "0199c0ffee" + "5" * 22
+
+
+def query() -> dict[str, Any]:
+    """A report of a query of two stages on four ranks, of which one has most of the rows."""
+
+    def part(number: int, tasks: int, rows: int, spilled: int, seconds: float) -> dict[str, int]:
+        done = {"rows": rows, "received_bytes": 16 * rows, "spilled_bytes": spilled, "core_us": round(1e6 * seconds)}
+        return {"number": number, "tasks": tasks, "ended": tasks, **done}
+
+    ranks = [(5_200_000, 0, 9.1), (4_900_000, 0, 8.7), (14_300_000, 310 << 20, 31.4), (5_100_000, 0, 9.0)]
+    return {
+        "text": "SELECT zone, sum(fare) AS fare\nFROM trips JOIN zones USING (zone)\nGROUP BY zone\nORDER BY fare DESC",
+        "state": "done",
+        "elapsed_ms": 38_200,
+        "leases": ["0199c0ffee" + "7" * 22],
+        "stages": [part(1, 4, 29_000_000, 0, 22.0), part(2, 4, 500_000, 310 << 20, 36.2)],
+        "ranks": [part(number, 2, *done) for number, done in enumerate(ranks)],
+        "cost": 1_528_000,
+    }
+
+
 def area(width: int, height: int) -> int:
     return width * height
 
 
 def fill(console: Console, directory: Path) -> dict[str, str]:
-    """Gives the manager something to show. Returns the views of a task and of a flow."""
+    """Gives the manager something to show. Returns the views of a task, of a flow and of a query."""
     console.register()
     console.token("laptop", "astro")
     manager = console.manager
@@ -80,6 +106,8 @@ def fill(console: Console, directory: Path) -> dict[str, str]:
     file.write_text(SUMMED)
     manager.cli("flow", "run", str(file), "--input", "6")
     flows = json.loads(manager.ask("GET", "/v1/flows")[1])
+    report = json.dumps(query()).encode()
+    manager.ask("PUT", f"/v1/queries/{QUERY}", report, Content_Type="application/json")
     with dayfly.connect(config=manager.state) as client:
         list(client.map(area, range(200), range(200), tag="areas").results(timeout=60))
         # Long arguments and results are contents.
@@ -87,7 +115,11 @@ def fill(console: Console, directory: Path) -> dict[str, str]:
         client.run(len, "b" * 600_000).result(60)
     # These are computing while the pictures are taken.
     console.submit(console.functions["slow"], [[60]] * 3, tag="simulation")
-    return {"task": f"#/tasks/{failed[0]}", "flow": f"#/flows/{flows[0]['id']}"}
+    return {
+        "task": f"#/tasks/{failed[0]}",
+        "flow": f"#/flows/{flows[0]['id']}",
+        "query": f"#/queries/{QUERY}",
+    }
 
 
 def main() -> None:

@@ -34,9 +34,9 @@ include-path-regex = "^/v1/contents"
 checks.positive_data_acceptance.enabled = false
 checks.negative_data_rejection.enabled = false
 
-# That there is one of three, cron syntax, and which step stands before which, are said in words.
+# That there is one of three, cron syntax, which step stands before which, and how long reports are, are said in words.
 [[operations]]
-include-path-regex = "/v1/(tasks|triggers|flows|session)$"
+include-path-regex = "/v1/(tasks|triggers|flows|session|queries/.id.)$"
 checks.positive_data_acceptance.enabled = false
 
 # What a node has, allows, and has room for is no matter of form.

@@ -16,7 +16,7 @@ from harness.daemons import Daemon, free_port
 from harness.identity import Provider
 
 VIEWS = [
-    "#/", "#/tasks", "#/functions", "#/functions/report", "#/triggers", "#/triggers/nightly", "#/flows",
+    "#/", "#/tasks", "#/functions", "#/functions/report", "#/triggers", "#/triggers/nightly", "#/flows", "#/queries",
     "#/endpoints", "#/endpoints/local", "#/nodes", "#/leases", "#/groups", "#/contents", "#/usage", "#/usage/bills",
     "#/admin", "#/admin/tokens", "#/admin/teams", "#/admin/prices", "#/admin/audit", "#/nowhere",
 ]  # fmt: skip

@@ -154,6 +154,27 @@ def test_every_manager_serves_hooks_teams_and_flows(site: Make) -> None:
         wait_until(lambda: [event["state"] for event in same.history()] == ["started"] * 2, "both events")
 
 
+def test_queries_are_seen_at_every_manager(site: Make) -> None:
+    here = site()
+    owner, other = here.owner(), here.another()
+    path = f"/v1/queries/{'0' * 31}1"
+
+    def reported(manager: Daemon) -> int:
+        body = json.dumps({"text": "SELECT 1", "state": "running", "elapsed_ms": 1_500}).encode()
+        return manager.ask("PUT", path, body, Content_Type="application/json")[0]
+
+    for manager in (other, owner):
+        assert reported(manager) == 200
+    for manager in (owner, other):
+        (query,) = manager.cli("queries")
+        assert query["state"] == "running"
+    assert other.ask("DELETE", path)[0] == 200
+    assert owner.cli("queries")[0]["is_cancelling"]
+    # The next owner of the tasks knows the query with its next report.
+    owner.stop(20)
+    wait_until(lambda: reported(other) == 200 and len(other.cli("queries")) == 1, "the other manager has the query", 30)
+
+
 def _named(event: dict[str, Any]) -> Any:
     return event.get("who", event)
 

@@ -62,6 +62,7 @@ def test_long_tag_of_tasks_is_refused(alice: Person) -> None:
         ("POST", "/v1/tokens", 100_000),
         ("PUT", "/v1/functions/f/sharing", 3 * MIB),
         ("POST", "/v1/triggers", 2 * MIB),
+        ("PUT", f"/v1/queries/{'0' * 32}", MIB),
     ],
 )
 def test_long_body_is_refused_where_none_is_wanted(alice: Person, method: str, path: str, length: int) -> None:

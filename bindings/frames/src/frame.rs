@@ -9,6 +9,7 @@ use dayfly_frame::datafusion::logical_expr::utils::find_aggregate_exprs;
 use dayfly_frame::datafusion::logical_expr::{Expr as DfExpr, LogicalPlan, LogicalPlanBuilder, lit};
 use dayfly_frame::datafusion::prelude::DataFrame;
 use dayfly_frame::{MapCall, Output};
+use dayfly_protocol::text::bounded;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyCapsule};
 
@@ -134,6 +135,16 @@ impl Frame {
     /// What shows queries under way, if it was asked for.
     fn progress(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.shared.progress(py)
+    }
+
+    /// What reports queries to the manager, if the session has a client.
+    fn reporter(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.shared.reporter(py)
+    }
+
+    /// The plan before it is divided among ranks, in at most so many bytes.
+    fn outline(&self, max_bytes: usize) -> String {
+        bounded(&self.plan.display_indent().to_string(), max_bytes)
     }
 
     fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
@@ -406,8 +417,9 @@ impl Frame {
     /// Statistics of each column.
     fn describe(&self, py: Python<'_>) -> PyResult<Table> {
         self.shared.run(py, |session| {
-            let data = DataFrame::new(session.context().state(), self.plan.clone());
+            let plan = self.plan.clone();
             async move {
+                let data = DataFrame::new(session.labelled_context().state(), plan);
                 let described = data.describe().await?;
                 let schema = Arc::clone(described.schema().inner());
                 Ok(Table::new(schema, described.collect().await?))
@@ -421,7 +433,7 @@ impl Frame {
             let plan = self.plan.clone();
             async move {
                 match analyze {
-                    true => dayfly_frame::analyze(session.context(), plan).await,
+                    true => dayfly_frame::analyze(&session.labelled_context(), plan).await,
                     false => dayfly_frame::explain(session.context(), plan).await,
                 }
             }

@@ -7,6 +7,7 @@ mod expr;
 mod frame;
 mod functions;
 mod join;
+mod label;
 mod member;
 mod names;
 mod output;
@@ -72,6 +73,8 @@ mod _frames {
     use super::frame::Frame;
     #[pymodule_export]
     use super::is_store_option;
+    #[pymodule_export]
+    use super::label::Label;
     #[pymodule_export]
     use super::member::Member;
     #[pymodule_export]

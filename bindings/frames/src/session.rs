@@ -16,6 +16,7 @@ use pyo3::prelude::*;
 use crate::arrow::import_stream;
 use crate::errors::{ForPython, inherited, raise};
 use crate::frame::Frame;
+use crate::label::{self, Label};
 use crate::output::format_of;
 use crate::slot::Slot;
 use crate::sql;
@@ -39,6 +40,8 @@ pub struct Shared {
     group: Slot,
     /// Python's object that shows queries under way, if it was asked for.
     progress: Slot,
+    /// Python's object that reports queries to the manager, if the session has a client.
+    reporter: Slot,
     /// Python's function that submits a write as a durable task, if the session has a client.
     detach: Slot,
     /// What the ranks cost in a second, as a number of Python, if it is known.
@@ -74,6 +77,7 @@ impl Shared {
             refill: Slot::default(),
             group: Slot::default(),
             progress: Slot::default(),
+            reporter: Slot::default(),
             detach: Slot::default(),
             price: Slot::default(),
             deadline,
@@ -95,7 +99,9 @@ impl Shared {
         loop {
             let generation = self.current().generation;
             let session = self.get(py)?;
+            let label = label::current();
             let work = within(self.deadline, query(Arc::clone(&session)));
+            let work = label::scoped(label.clone(), work);
             let found = wait(py, session.runtime().handle(), work)?;
             drop(session);
             let failure = match found {
@@ -111,6 +117,9 @@ impl Shared {
                         return Err(raise(py, &Failure::new(failure.code, message)));
                     }
                     attempt += 1;
+                    if let Some(label) = label {
+                        label.lose_run();
+                    }
                     renew.call1(py, (generation,))?;
                 }
                 _ => return Err(raise(py, &failure)),
@@ -144,6 +153,11 @@ impl Shared {
     /// What shows queries under way.
     pub fn progress(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.progress.get(py)
+    }
+
+    /// What reports queries to the manager.
+    pub fn reporter(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.reporter.get(py)
     }
 
     /// What submits a write as a durable task. Fails if the session is closed.
@@ -250,6 +264,11 @@ impl Session {
         self.shared.progress.set(progress);
     }
 
+    /// Has queries reported by this object.
+    fn set_reporter(&self, reporter: Py<PyAny>) {
+        self.shared.reporter.set(reporter);
+    }
+
     /// Has writes that need no client go through this function.
     fn set_detach(&self, detach: Py<PyAny>) {
         self.shared.detach.set(detach);
@@ -268,6 +287,14 @@ impl Session {
             .iter()
             .map(|query| (query.elapsed.as_secs_f64(), tasks(query)))
             .collect())
+    }
+
+    /// The tasks of the last query with this label, and the runs, of tasks or as a whole, that were lost.
+    fn tasks_of(&self, py: Python<'_>, label: &Label) -> PyResult<(Vec<Task>, u32)> {
+        let tasks = self.shared.get(py)?.tasks_labelled(label.inner());
+        let lost_runs = tasks.iter().map(|task| task.attempts.saturating_sub(1)).sum::<u32>();
+        let lost_runs = lost_runs.saturating_add(label.inner().lost_runs());
+        Ok((tasks.iter().map(task_of).collect(), lost_runs))
     }
 
     /// Has queries whose ranks are lost call this function with their generation, and run again after it.
@@ -335,14 +362,16 @@ impl Session {
         if self.shared.process == std::process::id() {
             let session = self.shared.take();
             // They hold this session and the client, in a cycle that the interpreter cannot see.
-            let shared = &self.shared;
-            for slot in [
-                &shared.renew,
-                &shared.refill,
-                &shared.group,
-                &shared.progress,
-                &shared.detach,
-            ] {
+            let Shared {
+                renew,
+                refill,
+                group,
+                progress,
+                reporter,
+                detach,
+                ..
+            } = &self.shared;
+            for slot in [renew, refill, group, progress, reporter, detach] {
                 drop(slot.take());
             }
             py.detach(|| {

@@ -8,12 +8,13 @@ use pyo3::prelude::*;
 use tokio::runtime::Handle;
 
 use crate::errors::raise;
+use crate::label;
 
 /// Time between two looks for signals, such as that of Ctrl-C.
 const POLL: Duration = Duration::from_millis(100);
 
 /// Runs a query's future to its end, and returns its result. A signal whose handler raises an exception, such as Ctrl-C,
-/// cancels it.
+/// cancels it, and so does the label of the query.
 pub fn wait<T: Send + 'static>(
     py: Python<'_>,
     runtime: &Handle,
@@ -27,6 +28,7 @@ pub fn wait<T: Send + 'static>(
     // A receiver must be shared between threads to pass through `detach`.
     let receiver = std::sync::Mutex::new(receiver);
     loop {
+        label::check(py).inspect_err(|_| task.abort())?;
         let found = py.detach(|| {
             let receiver = receiver.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             receiver.recv_timeout(POLL)

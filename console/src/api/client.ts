@@ -153,6 +153,10 @@ export const api = {
   revokeLease: (id: string, grace: number) => post<T.Lease>(`/v1/leases/${part(id)}/revoke`, {}, { grace }),
   groups: () => get<T.Group[]>("/v1/groups"),
 
+  queries: (state?: string) => get<T.Query[]>("/v1/queries", { state }),
+  query: (id: string) => get<T.Query>(`/v1/queries/${part(id)}`),
+  cancelQuery: (id: string) => del<T.Query>(`/v1/queries/${part(id)}`),
+
   contents: () => get<{ bytes: number; most_bytes: number }>("/v1/contents"),
   contentList: (after: string | undefined, limit: number) => get<T.StoredContent[]>("/v1/contents/list", { after, limit }),
   contentPath: (hash: string) => `/v1/contents/${part(hash)}`,

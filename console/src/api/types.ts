@@ -375,6 +375,41 @@ export interface Group {
   why?: string;
 }
 
+export type QueryState = "running" | "done" | "failed" | "cancelled" | "lost";
+
+export interface QueryWork {
+  tasks: number;
+  ended: number;
+  rows: number;
+  received_bytes: number;
+  spilled_bytes: number;
+  core_us: number;
+}
+
+/** What a stage or a rank has done. */
+export interface QueryPart extends QueryWork {
+  number: number;
+}
+
+export interface Query {
+  id: string;
+  tenant: string;
+  text: string;
+  state: QueryState;
+  error?: string | null;
+  is_cancelling: boolean;
+  started_at_ms: number;
+  elapsed_ms: number;
+  reported_at_ms: number;
+  leases: string[];
+  total: QueryWork;
+  skew?: number | null;
+  lost_runs: number;
+  cost?: number | null;
+  stages?: QueryPart[];
+  ranks?: QueryPart[];
+}
+
 export interface Sample {
   at_ms: number;
   nodes_up: number;

@@ -26,6 +26,8 @@ const KINDS: Record<string, string> = {
   paused: "warn",
   suspended: "warn",
   leaving: "warn",
+  cancelling: "warn",
+  slow: "warn",
   reclaimed: "warn",
   expired: "warn",
   degraded: "warn",
@@ -167,11 +169,12 @@ export const TaskLink = ({ id }: { id: string }): JSX.Element => (
   </a>
 );
 
-export function Meter({ value, most, label }: { value: number; most: number; label: string }): JSX.Element {
+/** A meter; a full one is a warning, unless that is good. */
+export function Meter({ value, most, label, good = false }: { value: number; most: number; label: string; good?: boolean }): JSX.Element {
   const share = most > 0 ? Math.min(1, value / most) : 0;
   return (
     <span class="meter" role="meter" aria-label={label} aria-valuemin={0} aria-valuemax={most} aria-valuenow={Math.min(value, most)}>
-      <span class={share > 0.9 ? "full" : ""} style={{ width: `${(100 * share).toFixed(1)}%` }} />
+      <span class={share > 0.9 && !good ? "full" : ""} style={{ width: `${(100 * share).toFixed(1)}%` }} />
     </span>
   );
 }

@@ -17,6 +17,8 @@ import { Groups } from "./groups";
 import { Leases } from "./leases";
 import { Nodes } from "./nodes";
 import { Overview } from "./overview";
+import { Queries } from "./queries";
+import { QueryView } from "./query";
 import { TaskView } from "./task";
 import { Tasks } from "./tasks";
 import { TriggerView } from "./trigger";
@@ -38,6 +40,7 @@ export const NAVIGATION: { title: string; entries: Entry[] }[] = [
       { path: "functions", name: "Functions" },
       { path: "triggers", name: "Triggers" },
       { path: "flows", name: "Flows" },
+      { path: "queries", name: "Queries" },
     ],
   },
   {
@@ -72,6 +75,8 @@ export function viewOf({ path: [view = "", id, ...rest], query }: Route): JSX.El
       return id ? <TriggerView key={id} name={id} /> : <Triggers />;
     case "flows":
       return id ? <FlowView key={id} id={id} /> : <Flows />;
+    case "queries":
+      return id ? <QueryView key={id} id={id} /> : <Queries query={query} />;
     case "endpoints":
       return id ? <EndpointView key={id} name={id} /> : <Endpoints query={query} />;
     case "nodes":

@@ -28,6 +28,7 @@ mod node;
 mod output;
 mod page;
 mod python;
+mod queries;
 mod reach;
 #[cfg(test)]
 mod reference;
@@ -121,6 +122,8 @@ enum Command {
     Run(run::Arguments),
     /// Query files with SQL on leased workers
     Sql(sql::Arguments),
+    /// Show the queries of data frames that run or have run, and cancel them
+    Queries(queries::Arguments),
     /// Start a rendezvous for the ranks of groups, without a manager
     Rendezvous(rendezvous::Arguments),
     /// Join groups for the isolated ranks of a lease; started by a node
@@ -188,6 +191,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Invoke(arguments) => invoke::run(arguments, global),
         Command::Run(arguments) => return run::run(arguments, global),
         Command::Sql(arguments) => return Err(sql::run(arguments, global)),
+        Command::Queries(arguments) => queries::run(arguments, global),
         Command::Rendezvous(arguments) => rendezvous::run(arguments, global),
         Command::Connector(_) => connector::run(),
         Command::Bench(_) | Command::Simulate(_) => return Err(bench::run().into()),

@@ -1,11 +1,13 @@
 //! What the tasks of queries have done, by the ranks that execute them.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use datafusion_distributed::TaskKey;
 use uuid::Uuid;
+
+use crate::label::Label;
 
 /// Ended queries that are remembered: a task reports what it took after its query has ended.
 const MAX_ENDED: usize = 64;
@@ -48,6 +50,7 @@ pub struct Running {
 #[derive(Debug)]
 struct Query {
     id: Uuid,
+    label: Option<Arc<Label>>,
     since: Instant,
     /// Tasks whose plans a rank still keeps.
     kept_plans: usize,
@@ -63,13 +66,14 @@ impl Queries {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A task is sent to a rank.
-    pub fn begin(&self, key: TaskKey, rank: u32) {
+    /// A task of a query with this label is sent to a rank.
+    pub fn begin(&self, key: TaskKey, rank: u32, label: Option<Arc<Label>>) {
         let mut queries = self.lock();
         let known = queries.iter().position(|query| query.id == key.query_id);
         let at = known.unwrap_or_else(|| {
             queries.push_back(Query {
                 id: key.query_id,
+                label,
                 since: Instant::now(),
                 kept_plans: 0,
                 tasks: BTreeMap::new(),
@@ -136,6 +140,14 @@ impl Queries {
         let found = queries.iter().find(|other| other.id == query);
         found.map_or_else(Vec::new, |query| query.tasks.values().copied().collect())
     }
+
+    /// The tasks of the last query with this label, in the order of stages.
+    pub fn tasks_labelled(&self, label: &Arc<Label>) -> Vec<Task> {
+        let queries = self.lock();
+        let is_labelled = |query: &&Query| query.label.as_ref().is_some_and(|known| Arc::ptr_eq(known, label));
+        let found = queries.iter().rfind(is_labelled);
+        found.map_or_else(Vec::new, |query| query.tasks.values().copied().collect())
+    }
 }
 
 #[cfg(test)]
@@ -153,9 +165,9 @@ mod tests {
     #[test]
     fn queries_run_until_no_rank_keeps_their_plans() {
         let queries = Queries::default();
-        queries.begin(key(1, 2, 0), 3);
-        queries.begin(key(1, 1, 0), 0);
-        queries.begin(key(1, 1, 1), 1);
+        queries.begin(key(1, 2, 0), 3, None);
+        queries.begin(key(1, 1, 0), 0, None);
+        queries.begin(key(1, 1, 1), 1, None);
         let work = Work {
             rows: 7,
             ..Work::default()
@@ -181,13 +193,25 @@ mod tests {
     #[test]
     fn oldest_ended_queries_are_forgotten() {
         let queries = Queries::default();
-        queries.begin(key(0, 1, 0), 0);
+        queries.begin(key(0, 1, 0), 0, None);
         for query in 1..=MAX_ENDED as u128 + 3 {
-            queries.begin(key(query, 1, 0), 0);
+            queries.begin(key(query, 1, 0), 0, None);
             queries.forget_plan(key(query, 1, 0));
         }
         let is_known = |query| !queries.tasks_of(Uuid::from_u128(query)).is_empty();
         assert!(is_known(0), "it is under way");
         assert!(!is_known(3) && is_known(4));
+    }
+
+    #[test]
+    fn last_query_of_a_label_is_found() {
+        let (queries, label) = (Queries::default(), Arc::new(Label::default()));
+        queries.begin(key(1, 1, 0), 0, Some(Arc::clone(&label)));
+        queries.begin(key(2, 1, 0), 5, Some(Arc::clone(&label)));
+        queries.begin(key(3, 1, 0), 0, Some(Arc::default()));
+        queries.begin(key(4, 1, 0), 0, None);
+        let ranks: Vec<_> = queries.tasks_labelled(&label).iter().map(|task| task.rank).collect();
+        assert_eq!(ranks, [5]);
+        assert_eq!(queries.tasks_labelled(&Arc::default()), []);
     }
 }

@@ -27,9 +27,10 @@ use crate::exchange::{Exchange, Policy, RankChannels, Recovering, address_of, gu
 use crate::float_statistics::optimizer_rules;
 use crate::functions::items;
 use crate::kept;
+use crate::label::Label;
 use crate::memory::{Memory, needs_sorted_joins};
 use crate::plan::{Costs, Cutter, LocalPlanner, RankPlanner, with_broadcasts};
-use crate::progress::Running;
+use crate::progress::{Running, Task};
 use crate::ranges;
 use crate::rank::runtime;
 use crate::recover::{MAX_ATTEMPTS, Recovery};
@@ -211,9 +212,24 @@ impl Session {
         self.exchange.queries().running()
     }
 
+    /// The tasks of the last query with this label, in the order of stages, also for a while after its end.
+    pub fn tasks_labelled(&self, label: &Arc<Label>) -> Vec<Task> {
+        self.exchange.queries().tasks_labelled(label)
+    }
+
     /// DataFusion's session: its tables and its planner.
     pub fn context(&self) -> &SessionContext {
         &self.context
+    }
+
+    /// The same session, whose queries have the label of the future that runs.
+    pub fn labelled_context(&self) -> SessionContext {
+        let Some(label) = Label::current() else {
+            return self.context.clone();
+        };
+        let mut state = self.context.state();
+        state.config_mut().set_extension(label);
+        SessionContext::from(state)
     }
 
     /// The runtime on which queries of this session run.
@@ -307,7 +323,7 @@ impl Session {
     where
         F: Future<Output = QueryResult<T>>,
     {
-        let mut context = self.context.clone();
+        let mut context = self.labelled_context();
         let (mut attempts, mut are_joins_sorted) = (1, false);
         loop {
             let ranks = self.ranks_left();
@@ -317,11 +333,14 @@ impl Session {
             };
             let failure = failure_of(&error);
             if needs_sorted_joins(&failure) && !are_joins_sorted {
-                let mut state = self.context.state();
+                let mut state = context.state();
                 state.config_mut().options_mut().optimizer.prefer_hash_join = false;
                 (context, are_joins_sorted) = (SessionContext::from(state), true);
             } else if self.runs_again(&failure, attempts) {
                 attempts += 1;
+                if let Some(label) = Label::current() {
+                    label.lose_run();
+                }
                 self.notice_loss(ranks).await;
             } else {
                 return Err(error);

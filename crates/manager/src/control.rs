@@ -27,6 +27,7 @@ use crate::metrics::Metrics;
 use crate::oidc::Provider;
 use crate::options::Options;
 use crate::peers::Peers;
+use crate::queries::KnownQueries;
 use crate::samples::KnownSamples;
 use crate::shutdown::{Shutdown, stopped};
 use crate::task_owner::TaskOwner;
@@ -63,6 +64,7 @@ pub struct Control {
     task_owner: TaskOwner,
     waiting: WaitingWorkers,
     samples: KnownSamples,
+    queries: KnownQueries,
     shutdown: Shutdown,
     /// Whether a task is ending leases without a valid token.
     is_ending_leases: AtomicBool,
@@ -102,6 +104,7 @@ impl Control {
             task_owner: TaskOwner::default(),
             waiting: WaitingWorkers::default(),
             samples: KnownSamples::default(),
+            queries: KnownQueries::default(),
             shutdown: Shutdown::default(),
             is_ending_leases: AtomicBool::new(false),
             cluster: Mutex::new(cluster),
@@ -146,6 +149,11 @@ impl Control {
     /// Samples of calls that nodes reported.
     pub fn samples(&self) -> &KnownSamples {
         &self.samples
+    }
+
+    /// Queries of data frames that clients reported.
+    pub fn queries(&self) -> &KnownQueries {
+        &self.queries
     }
 
     /// The durable state.

@@ -14,6 +14,7 @@ pub mod login;
 pub mod nodes;
 pub mod observability;
 pub mod profiles;
+pub mod queries;
 pub mod session;
 pub mod tasks;
 pub mod teams;
@@ -61,6 +62,7 @@ pub fn router(control: Api) -> Router {
         .merge(triggers::routes())
         .merge(flows::routes())
         .merge(teams::routes())
+        .merge(queries::routes())
         .route_layer(axum::middleware::from_fn_with_state(
             control.clone(),
             forwarding::to_task_owner,

@@ -3,8 +3,8 @@
 //! [`Manager::start`] takes [`Options`] and returns a [`Handle`]. Three sources call one `Control`: `http` with
 //! requests, `sessions` with the nodes' messages, and `control::run_clock` with the time. `Control` composes parts that
 //! each own their state: `cluster` (nodes, leases, tenants, tokens, allowances, all in memory), `journal` and
-//! [`dayfly_store`] (the durable state), `peers`, `task_owner`, `audit`, `events`, `metrics` and `history`. Policy
-//! (placement, lifetimes, billing) is in [`dayfly_lease`], and durable tasks are in [`dayfly_durable_tasks`]. The
+//! [`dayfly_store`] (the durable state), `peers`, `task_owner`, `audit`, `events`, `metrics`, `queries` and `history`.
+//! Policy (placement, lifetimes, billing) is in [`dayfly_lease`], and durable tasks are in [`dayfly_durable_tasks`]. The
 //! payload of an invocation never passes through this crate.
 //!
 //! A grant: `http::leases::create_lease` → `Control::grant` → placement orders the nodes → an offer over the node's
@@ -40,6 +40,7 @@ mod options;
 mod peers;
 mod principal;
 mod profiles;
+mod queries;
 mod reclaim;
 mod samples;
 mod server;

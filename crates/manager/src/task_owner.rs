@@ -242,8 +242,9 @@ impl Control {
         Box::new(TenantDirectory(Arc::downgrade(self)))
     }
 
-    /// Closes the tasks here, without a change in the database.
+    /// Closes the tasks here, without a change in the database. The next owner has the queries, too.
     fn close_tasks(&self) -> Option<Arc<PostgresTasks>> {
+        self.queries().clear();
         match std::mem::take(&mut *self.task_owner().owner()) {
             Owner::Local(LocalTasks { tasks, shared }) => {
                 tasks.close();

@@ -7,6 +7,7 @@ mod lending;
 mod loans;
 mod managers;
 mod profiles;
+mod queries;
 mod renewals;
 mod tasks;
 mod tenants;

@@ -1,6 +1,7 @@
 //! Bodies of the manager's HTTP API, for leases, nodes and the site. Its other bodies are in
 //! [`functions`](crate::functions), [`tasks`](crate::tasks), [`endpoints`](crate::endpoints),
-//! [`sharing`](crate::sharing), [`triggers`](crate::triggers), [`flows`](crate::flows) and [`tenancy`](crate::tenancy).
+//! [`sharing`](crate::sharing), [`triggers`](crate::triggers), [`flows`](crate::flows), [`queries`](crate::queries) and
+//! [`tenancy`](crate::tenancy).
 
 mod allowances;
 mod leases;

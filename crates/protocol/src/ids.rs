@@ -93,6 +93,7 @@ byte_id!(/** One task. The submitter may choose it, which makes the submission i
 byte_id!(/** One endpoint. Drawn at random when it is registered. */ EndpointId, 16, "an endpoint id");
 byte_id!(/** One trigger. Drawn at random when it is created. */ TriggerId, 16, "a trigger id");
 byte_id!(/** One flow. The client may choose it, which makes the start idempotent. */ FlowId, 16, "a flow id");
+byte_id!(/** One query of data frames. Drawn at random by the client that runs it. */ QueryId, 16, "a query id");
 byte_id!(/** SHA-256 of a function's code. Identifies the code everywhere. */ CodeHash, 32, "a code hash");
 byte_id!(/** BLAKE3 of bytes in the content store. Identifies them there. */ ContentHash, 32, "a content hash");
 byte_id!(/** SHA-256 of a Python environment's contents. Identifies it on a node. */ EnvironmentHash, 32, "an environment's hash");

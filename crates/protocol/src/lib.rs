@@ -9,7 +9,8 @@
 //! - [`executor`]: the messages between a node and its executors over each executor's control socket;
 //! - [`fabric`]: how the two ends of a channel over libfabric find each other, and what each write carries;
 //! - [`api`]: leases, nodes and the site in the bodies of the manager's HTTP API;
-//! - [`functions`], [`tasks`], [`endpoints`], [`sharing`], [`triggers`], [`flows`], [`tenancy`]: its other bodies;
+//! - [`functions`], [`tasks`], [`endpoints`], [`sharing`], [`triggers`], [`flows`], [`queries`], [`tenancy`]: its other
+//!   bodies;
 //! - [`dispatch`]: the messages between a manager and an endpoint's dispatcher.
 //!
 //! Several conversations use these parts:
@@ -50,6 +51,7 @@ pub mod local_socket;
 mod named;
 pub mod node_api;
 pub mod node_messages;
+pub mod queries;
 pub mod sharing;
 pub mod sizes;
 pub mod slot;

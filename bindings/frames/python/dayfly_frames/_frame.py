@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 from dayfly._failures import error_for
@@ -12,6 +12,7 @@ from dayfly_frames import _frames
 from dayfly_frames._expr import Expr, as_column, col
 from dayfly_frames._map import Batch, columns_of, dumped, name_of
 from dayfly_frames._progress import Progress
+from dayfly_frames._report import Report
 from dayfly_frames._table import Table
 from dayfly_frames._write import Writing, names_of
 
@@ -41,8 +42,10 @@ def _each(flags: bool | Sequence[bool], keys: Sequence[Expr], option: str) -> li
 class Frame(Writing):
     """A table that the ranks compute when it is collected. Every method returns a new frame."""
 
-    def __init__(self, native: _frames.Frame) -> None:
+    def __init__(self, native: _frames.Frame, text: str | None = None) -> None:
         self._native = native
+        #: The SQL of which it was made.
+        self._text = text
 
     @property
     def native(self) -> _frames.Frame:
@@ -262,7 +265,7 @@ class Frame(Writing):
         ``trips.sql("SELECT zone, sum(fare) FROM self GROUP BY zone")``
         """
         tables = [("self", self._native), *((name, frame._native) for name, frame in frames.items())]
-        return Frame(self._native.sql(query, tables))
+        return Frame(self._native.sql(query, tables), query)
 
     def explain(self, analyze: bool = False) -> str:
         """Returns the plan: stages, their tasks, and what each exchanges.
@@ -271,10 +274,13 @@ class Frame(Writing):
             analyze: whether to compute the frame, and to show what each node measured, summed over all tasks: rows,
                 time, bytes and spills.
         """
-        group = self._native.group() if analyze else None
+        if not analyze:
+            return self._native.explain(False)
+        group = self._native.group()
         if group is None:
-            return self._native.explain(analyze)
-        text: str = group.lead("explain", self._native, lambda: self._native.explain(analyze))
+            with self._watched("explain"):
+                return self._native.explain(True)
+        text: str = group.lead("explain", self._native, lambda: self._native.explain(True))
         return text
 
     def collect(self) -> Table:
@@ -305,14 +311,18 @@ class Frame(Writing):
 
     def _table(self, call: str, compute: Callable[[], _frames.Table]) -> Table:
         group = self._native.group()
-        with self._shown():
+        with self._watched(call):
             table = compute() if group is None else group.table(call, self._native, compute)
         return Table(table, self._native.price())
 
-    def _shown(self) -> AbstractContextManager[None]:
-        """Shows the query that runs in a block, if the session was asked to."""
+    @contextmanager
+    def _watched(self, call: str) -> Iterator[None]:
+        """Shows the query that runs in a block, and reports it to the manager, each if the session does so."""
         progress: Progress | None = self._native.progress()
-        return nullcontext() if progress is None else progress.shown()
+        report = Report(self._native, call, self._text)
+        with nullcontext() if progress is None else progress.shown(), report.step():
+            yield
+        report.end()
 
     def batches(self) -> Iterator[Table]:
         """Computes the frame on the ranks, and yields its rows as they arrive. At most a few batches are in memory.
@@ -323,11 +333,20 @@ class Frame(Writing):
         if self._native.group() is not None:
             message = "batches() is for sessions of client.frames(): here() returns the rows of each rank"
             raise error_for("invalid_request", message)
-        batches = self._native.batches()
+        report = Report(self._native, "batches", self._text)
+        with report.step():
+            batches = self._native.batches()
         try:
-            while (batch := batches.next()) is not None:
+            while True:
+                with report.step():
+                    batch = batches.next()
+                if batch is None:
+                    break
                 yield Table(batch)
+            report.end()
         finally:
+            # The caller may want no more.
+            report.end("cancelled")
             batches.close()
 
     def persist(self, *, replicas: int = 1) -> Frame:
@@ -353,7 +372,7 @@ class Frame(Writing):
         if group is not None and replicas > 1:
             message = "a session of Session.of() ends with the first lost rank: keep one replica"
             raise error_for("invalid_request", message)
-        with self._shown():
+        with self._watched("persist"):
             return Frame(self._native.persist(replicas) if group is None else group.persist(self._native))
 
     def describe(self) -> Table:

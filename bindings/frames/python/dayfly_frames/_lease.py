@@ -23,6 +23,7 @@ from dayfly_frames._detach import Detacher
 from dayfly_frames._keeper import Keeper
 from dayfly_frames._progress import Progress
 from dayfly_frames._rank import serve
+from dayfly_frames._report import Reporter
 from dayfly_frames._session import Session
 
 if TYPE_CHECKING:
@@ -119,6 +120,10 @@ class Ranks:
             raise
         self._workers, self._serving, self._left = workers, serving, left
         return joined
+
+    def lease_ids(self) -> list[str]:
+        """Returns the ids of the leases."""
+        return list(self.leases)
 
     def price(self) -> float | None:
         """Returns what the leases cost in a second, by their own prices; None if the manager does not tell."""
@@ -289,6 +294,7 @@ def open_session(
     partition_bytes: int,
     storage_options: StorageOptions,
     progress: bool,
+    report: bool,
     store: str | None,
     channel: Literal["direct", "stored"],
 ) -> Session:
@@ -318,7 +324,10 @@ def open_session(
         native.on_shortage(keeper.refill)
     native.set_price(workers.price())
     native.set_detach(Detacher(client, {"ranks": ranks, "placement": placement} | lease, partition_bytes, stores))
-    session = Session(native, keeper.end)
+    reporter = Reporter(client, native, workers.lease_ids) if report else None
+    if reporter is not None:
+        native.set_reporter(reporter)
+    session = Session(native, keeper.end, reporter)
     keeper.begin(session)
     if progress:
         native.set_progress(Progress(session.running))

@@ -10,6 +10,7 @@ from dayfly_frames._frame import Frame
 from dayfly_frames._map import OfItem, columns_of, dumped, dumped_item, name_of
 from dayfly_frames._paths import Paths, found
 from dayfly_frames._progress import Query, query_of
+from dayfly_frames._report import Reporter
 
 if TYPE_CHECKING:
     import os
@@ -25,9 +26,10 @@ class Session:
     `Session.of` opens one among the processes of a communicator instead.
     """
 
-    def __init__(self, native: _frames.Session, end: Callable[[], None]) -> None:
+    def __init__(self, native: _frames.Session, end: Callable[[], None], reporter: Reporter | None = None) -> None:
         self._native = native
         self._end = end
+        self._reporter = reporter
 
     @staticmethod
     def of(
@@ -168,10 +170,14 @@ class Session:
 
         ``session.sql("SELECT zone, sum(fare) FROM trips GROUP BY zone", trips=trips)``
         """
-        return Frame(self._native.sql(query, [(name, frame.native) for name, frame in frames.items()]))
+        tables = [(name, frame.native) for name, frame in frames.items()]
+        return Frame(self._native.sql(query, tables), query)
 
     def close(self) -> None:
         """Ends the session, its ranks and its lease. Does nothing the second time."""
+        reporter, self._reporter = self._reporter, None
+        if reporter is not None:
+            reporter.finish()
         self._native.close()
         end, self._end = self._end, lambda: None
         end()

@@ -40,7 +40,7 @@ class Writing:
 
     _native: _frames.Frame
 
-    def _shown(self) -> AbstractContextManager[None]:
+    def _watched(self, call: str) -> AbstractContextManager[None]:
         raise NotImplementedError
 
     @overload
@@ -147,6 +147,6 @@ class Writing:
         def write() -> list[tuple[str, int, int]]:
             return native.write(form, directory, partition_by, write_id)
 
-        with self._shown():
+        with self._watched(f"write_{form}"):
             written = write() if group is None else group.lead(f"write_{form}", native, write)
         return [WrittenFile(*file) for file in written]

@@ -72,6 +72,7 @@ class Client(LeaseClient, TaskClient, FlowClient):
         partition_bytes: int = 1 << 20,
         storage_options: Mapping[str, str] | Literal["env"] | None = None,
         progress: bool = False,
+        report: bool = True,
         store: str | None = None,
         channel: Literal["direct", "stored"] = "direct",
         **lease: Any,
@@ -98,6 +99,8 @@ class Client(LeaseClient, TaskClient, FlowClient):
                 variables of this process, such as ``AWS_REGION``. They go to the workers: name keys with few rights.
             progress: whether queries that take longer show their stages, tasks, rows and bytes: as a line on standard
                 error, in a notebook as a table. ``Session.running`` has the same.
+            report: whether queries that take longer than a second are reported to the manager, which shows them to your
+                tenant and to operators, with the text of their SQL: in its console, and by ``dayfly queries``.
             store: URL of a store for ranks that cannot connect to each other: ``s3://bucket/prefix``,
                 ``redis://host:port``, ``rediss://`` or ``file:///directory``. For ``s3://``, this process's ``AWS_...``
                 variables go to the workers.
@@ -124,6 +127,7 @@ class Client(LeaseClient, TaskClient, FlowClient):
             partition_bytes=partition_bytes,
             storage_options=storage_options,
             progress=progress,
+            report=report,
             store=store,
             channel=channel,
         )

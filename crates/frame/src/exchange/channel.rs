@@ -28,6 +28,7 @@ use super::requests::{Execute, Key, Plan, Report, Request, Unit, encoded};
 use super::server::Kind;
 use super::{Exchange, REQUESTS, Recovering, rank_of};
 use crate::kept::{FrameId, Location};
+use crate::label::Label;
 
 /// Name of the bytes that an exchange receives, among the measures of its node.
 pub const RECEIVED_BYTES: &str = "received_bytes";
@@ -86,7 +87,8 @@ impl WorkerChannel for RankChannel {
             lane: lane.number,
             plan: plan.clone(),
         })?;
-        self.exchange.queries().begin(key, self.rank);
+        let label = context.session_config().get_extension::<Label>();
+        self.exchange.queries().begin(key, self.rank, label);
         let reports = self.exchange.recoveries().begin(plan, self.rank, lane.number, stage);
         let exchange = Arc::clone(&self.exchange);
         tokio::spawn(async move {

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dayfly import Error
 
@@ -91,41 +91,56 @@ class Keeper:
         self._native.set_price(self._workers.price())
 
     def _look(self, session: weakref.ref[Session]) -> None:
-        durations: dict[str, float] = {}
-        while not self._has_ended.wait(_pause(durations)) and session() is not None:
+        terms: dict[str, Term] = {}
+        while not self._has_ended.wait(_pause(terms)) and session() is not None:
             with self._changing:
                 leases = self._workers.leases
-                durations = {held.id: durations.get(held.id, _left(held)) for held in leases}
+                terms = {held.id: _renewed(held, terms.get(held.id) or _begun(held)) for held in leases}
                 # What cannot be done now is tried again at the next look.
                 with contextlib.suppress(Error):
-                    if any(_is_near_end(held, durations[held.id]) for held in leases):
-                        self._leave(leases)
+                    if any(term.left < term.duration * MOVED_PART for term in terms.values()):
+                        self._leave(min(term.left for term in terms.values()))
 
-    def _leave(self, leases: list[Lease]) -> None:
-        """Moves to other workers, if there are some whose leases end later."""
+    def _leave(self, left: float) -> None:
+        """Moves to other workers, if their leases end later than in so many seconds."""
         if self._has_ended.is_set() or not self._native.is_idle():
             return
         workers = self._workers.others()
-        if min(_left(worker.lease) for worker in workers) > min(map(_left, leases)):
+        if min(_begun(worker.lease).left for worker in workers) > left:
             self._move(workers)
         else:
             self._workers.give_back_unused(workers)
 
 
-def _left(lease: Lease) -> float:
-    """Returns the seconds until a lease ends."""
-    return float(lease.grant["expires_at_ms"]) / 1000 - time.time()
+class Term(NamedTuple):
+    """The duration of a lease, and the end of it by the clock of this process."""
+
+    duration: float
+    end: float
+
+    @property
+    def left(self) -> float:
+        """Seconds until the end."""
+        return self.end - time.monotonic()
 
 
-def _pause(durations: dict[str, float]) -> float:
-    """Returns the seconds until the next look at leases of these durations."""
-    return min(max(min(durations.values(), default=0.0) / LOOKS, MIN_LOOK_S), MAX_LOOK_S)
+def _begun(lease: Lease) -> Term:
+    """Returns the term of a lease that begins now. The expiry of its token is later: it may be used late."""
+    duration = float(lease.grant["duration_ms"]) / 1000
+    return Term(duration, time.monotonic() + duration)
 
 
-def _is_near_end(lease: Lease, duration: float) -> bool:
-    """Renews a lease that is due. Returns whether its end is near all the same."""
-    if _left(lease) < duration * RENEWED_PART:
-        # The end that it has is known then.
+def _pause(terms: dict[str, Term]) -> float:
+    """Returns the seconds until the next look at leases of these terms."""
+    shortest = min((term.duration for term in terms.values()), default=0.0)
+    return min(max(shortest / LOOKS, MIN_LOOK_S), MAX_LOOK_S)
+
+
+def _renewed(lease: Lease, term: Term) -> Term:
+    """Renews a lease that is due. Returns its term, which is the old one if that fails."""
+    if term.left < term.duration * RENEWED_PART:
         with contextlib.suppress(Error):
-            lease.renew(duration)
-    return _left(lease) < duration * MOVED_PART
+            now = time.monotonic()
+            lease.renew(term.duration)
+            return Term(term.duration, now + term.duration)
+    return term

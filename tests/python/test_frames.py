@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -370,10 +371,67 @@ def test_only_tasks_of_a_killed_worker_run_again(client, data, tmp_path):
         usage = found.usage
         assert usage.recovery == "tasks"
         assert usage.lost_runs >= 1
-        # The session goes on with the rank that is left.
+        # The query went on with the rank that is left. A later one has another worker beside it.
         assert session.ranks == 1
-        assert sum(row["n"] for row in rows(query.collect())) == 20_000
+        wait_until(lambda: sum(row["n"] for row in rows(query.collect())) == 20_000 and session.ranks == 2, "two ranks")
         assert len(serving() & first) == 1
+
+
+@pytest.mark.parametrize("kill", [1, 2])
+def test_session_replaces_killed_workers(client, data, kill):
+    others = serving()
+    with client.frames(ranks=2) as session:
+        query = long_query(session, data)
+        assert "the query runs again on the ranks that are left: its scans read about" in query.explain()
+        expected = rows(query.collect())
+        first = serving() - others
+        with killed_ranks(session, others, 0.1, kill):
+            while serving() & first == first:
+                assert rows(query.collect()) == expected
+        wait_until(
+            lambda: rows(query.collect()) == expected and len(serving() - others - first) == kill, "others serve"
+        )
+        assert session.ranks == 2
+
+
+def test_kept_rows_keep_the_ranks_left(client, data):
+    others = serving()
+    with client.frames(ranks=2) as session:
+        trips = session.scan_parquet(data / "trips")
+        kept = [trips.persist(replicas=2)]
+        with killed_ranks(session, others, 0, 1):
+            wait_until(lambda: len(kept[0].collect()) == 20_000 and session.ranks == 1, "the loss is noticed")
+        assert len(trips.collect()) == len(kept[0].collect()) == 20_000
+        assert session.ranks == 1
+        kept.clear()
+        wait_until(lambda: len(trips.collect()) == 20_000 and session.ranks == 2, "another worker serves")
+
+
+def test_session_outlives_its_lease(client, data):
+    others = serving()
+    with client.frames(ranks=1, duration=2.0) as session:
+        end = time.time() + 2.0
+        trips = session.scan_parquet(data / "trips")
+        assert len(trips.collect()) == 20_000
+        first = serving() - others
+        while time.time() < end + 0.5:
+            assert len(trips.collect()) == 20_000
+        assert serving() - others == first
+
+
+def test_session_moves_before_a_known_end(client, data, monkeypatch):
+    def refused(*_):
+        raise dayfly.Error("no lease is renewed", "quota_exceeded")
+
+    monkeypatch.setattr("dayfly._leases.lease.Lease.renew", refused)
+    others = serving()
+    end = time.time() + 4.0
+    with client.frames(ranks=1, duration=4.0) as session:
+        trips = session.scan_parquet(data / "trips")
+        assert len(trips.collect()) == 20_000
+        first = serving() - others
+        wait_until(lambda: len(trips.collect()) == 20_000 and not serving() & first, "other workers serve")
+        assert time.time() < end
 
 
 def test_written_frame_is_read_as_it_was(session, trips, tmp_path):

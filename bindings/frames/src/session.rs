@@ -33,6 +33,8 @@ pub struct Shared {
     process: u32,
     /// Python's function that replaces the lost ranks of a generation, if there is one.
     renew: Slot,
+    /// Python's function that has ranks in place of the lost ones of a generation, before a query begins.
+    refill: Slot,
     /// Python's view of the ranks, if all of them call the operations of frames.
     group: Slot,
     /// Python's object that shows queries under way, if it was asked for.
@@ -69,6 +71,7 @@ impl Shared {
             })),
             process: std::process::id(),
             renew: Slot::default(),
+            refill: Slot::default(),
             group: Slot::default(),
             progress: Slot::default(),
             detach: Slot::default(),
@@ -87,6 +90,7 @@ impl Shared {
         T: Send + 'static,
         F: Future<Output = QueryResult<T>> + Send + 'static,
     {
+        self.refill(py)?;
         let mut attempt = 1;
         loop {
             let generation = self.current().generation;
@@ -111,6 +115,23 @@ impl Shared {
                 }
                 _ => return Err(raise(py, &failure)),
             }
+        }
+    }
+
+    /// Has ranks in place of lost ones, where a session goes on without these and nothing keeps it from a new group.
+    fn refill(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(refill) = self.refill.get(py) else {
+            return Ok(());
+        };
+        let generation = self.current().generation;
+        let session = self.get(py)?;
+        let is_short = session.ranks_left() < session.ranks() && session.ranks_left() > 0;
+        let is_due = is_short && session.recovery().goes_on() && session.is_idle();
+        // Python's function drops the session.
+        drop(session);
+        match is_due {
+            true => refill.call1(py, (generation,)).map(drop),
+            false => Ok(()),
         }
     }
 
@@ -254,6 +275,27 @@ impl Session {
         self.shared.renew.set(renew);
     }
 
+    /// Has queries call this function with their generation before they begin, if ranks are lost.
+    fn on_shortage(&self, refill: Py<PyAny>) {
+        self.shared.refill.set(refill);
+    }
+
+    /// Whether no query is under way, and no frame is kept.
+    fn is_idle(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.shared.get(py)?.is_idle())
+    }
+
+    /// Ends the group if no query is under way and no frame is kept; otherwise it stays. Returns whether it has ended.
+    fn abandon_idle(&self, py: Python<'_>) -> PyResult<bool> {
+        let session = self.shared.get(py)?;
+        if !session.is_idle() {
+            return Ok(false);
+        }
+        self.shared.current().is_abandoned = true;
+        py.detach(|| session.close());
+        Ok(true)
+    }
+
     /// Number of times that the ranks were replaced.
     fn generation(&self) -> u64 {
         self.shared.current().generation
@@ -294,7 +336,13 @@ impl Session {
             let session = self.shared.take();
             // They hold this session and the client, in a cycle that the interpreter cannot see.
             let shared = &self.shared;
-            for slot in [&shared.renew, &shared.group, &shared.progress, &shared.detach] {
+            for slot in [
+                &shared.renew,
+                &shared.refill,
+                &shared.group,
+                &shared.progress,
+                &shared.detach,
+            ] {
                 drop(slot.take());
             }
             py.detach(|| {

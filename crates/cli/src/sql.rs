@@ -65,7 +65,7 @@ pub struct Arguments {
     /// What happens to statements whose ranks are lost
     #[arg(long, value_enum, default_value_t = Recover::Auto)]
     recover: Recover,
-    /// Maximum duration of the workers' lease [default: one day]
+    /// Duration of the workers' lease, which is renewed until the command ends [default: one day]
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     duration: Option<Duration>,
     /// Isolation of the ranks [default: the site's default]

@@ -19,7 +19,7 @@ mod server;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -54,6 +54,8 @@ pub struct Exchange {
     queries: Queries,
     recoveries: Recoveries,
     sorts: Sorts,
+    /// Frames of the session whose rows the ranks keep.
+    kept_frames: AtomicUsize,
 }
 
 impl Exchange {
@@ -66,6 +68,7 @@ impl Exchange {
             queries: Queries::default(),
             recoveries: Recoveries::default(),
             sorts: Sorts::default(),
+            kept_frames: AtomicUsize::new(0),
         })
     }
 
@@ -123,8 +126,19 @@ impl Exchange {
         Ok(())
     }
 
+    /// The session has a kept frame, until it [forgets](Self::forget) it.
+    pub fn remember(&self) {
+        self.kept_frames.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether no query is under way, and no frame is kept.
+    pub fn is_idle(&self) -> bool {
+        self.kept_frames.load(Ordering::Relaxed) == 0 && self.queries.running().is_empty()
+    }
+
     /// Has the ranks forget a kept frame.
     pub fn forget(&self, id: FrameId) {
+        self.kept_frames.fetch_sub(1, Ordering::Relaxed);
         for rank in 0..self.workers {
             // A rank that is lost keeps nothing.
             let _ = self.send(

@@ -75,6 +75,18 @@ pub struct Kept {
     exchange: Weak<Exchange>,
 }
 
+impl Kept {
+    /// A frame whose parts are not known yet. Its end has the ranks forget what they have of it.
+    fn new(id: FrameId, exchange: &Arc<Exchange>) -> Self {
+        exchange.remember();
+        Self {
+            id,
+            parts: Vec::new(),
+            exchange: Arc::downgrade(exchange),
+        }
+    }
+}
+
 impl Drop for Kept {
     fn drop(&mut self) {
         if let Some(exchange) = self.exchange.upgrade() {
@@ -99,12 +111,7 @@ pub async fn persist(
     let left = exchange.left();
     copies::check(replicas, left.len())?;
     let schema = Arc::new(plan.schema().as_arrow().clone());
-    // Its end has the ranks forget what they have of a plan that fails.
-    let mut kept = Kept {
-        id: Uuid::new_v4().into_bytes(),
-        parts: Vec::new(),
-        exchange: Arc::downgrade(exchange),
-    };
+    let mut kept = Kept::new(Uuid::new_v4().into_bytes(), exchange);
     let plan = applied(Keep(kept.id), plan)?;
     let (_, rows, _) = begin(context, plan).await?;
     for batch in collect(rows).await? {

@@ -196,6 +196,11 @@ impl Session {
         self.exchange.left().len() as u32
     }
 
+    /// Whether no query is under way and no frame is kept, so that nothing is lost with the session.
+    pub fn is_idle(&self) -> bool {
+        self.exchange.is_idle()
+    }
+
     /// What happens to queries whose ranks are lost.
     pub fn recovery(&self) -> Recovery {
         self.recovery

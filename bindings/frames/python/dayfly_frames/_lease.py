@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from dayfly import Client, Error
 from dayfly._groups.run import invitation_to, kill_all
@@ -20,9 +20,14 @@ from dayfly._leases.gang import Gang
 
 from dayfly_frames import _frames
 from dayfly_frames._detach import Detacher
+from dayfly_frames._keeper import Keeper
 from dayfly_frames._progress import Progress
 from dayfly_frames._rank import serve
 from dayfly_frames._session import Session
+
+if TYPE_CHECKING:
+    from dayfly._leases.calls import Calls
+    from dayfly._leases.lease import Lease
 
 T = TypeVar("T")
 Recover = Literal["auto", "query", "tasks", "none"]
@@ -32,6 +37,10 @@ StorageOptions = Mapping[str, str] | Literal["env"] | None
 GRACE = 10.0
 #: Least seconds that a session waits for workers in place of lost ones.
 MIN_RENEWAL_WAIT = 30.0
+#: Seconds within which a node starts a worker again that was lost.
+MAX_RESTART_S = 5.0
+#: Seconds that the ranks of a group have to return before those of the next one start on their workers.
+MOVE_GRACE = 2.0
 #: Microseconds that a waiting rank polls before it sleeps.
 SPIN_US = 500
 
@@ -58,7 +67,7 @@ class Ranks:
         self._channel = channel_settings(store, channel)
         self._variables = store_variables(store)
         self._left = contextlib.ExitStack()
-        self._gang: Gang | None = None
+        self._workers: list[Worker] = []
         self._serving: list[Any] = []
 
     @property
@@ -66,36 +75,54 @@ class Ranks:
         """Partitions of a stage on each rank: the cores of a rank."""
         return max(1, round(float(self._lease.get("cores", 1))))
 
+    @property
+    def leases(self) -> list[Lease]:
+        """The leases of the ranks."""
+        return _leases_of(self._workers)
+
     def join(self, join: Callable[[str], T], **lease: Any) -> T:
         """Leases workers, starts a rank on each, and joins them: passes the invitation of the last rank.
 
         Raises:
             dayfly.Error: if the workers cannot be leased, or a rank does not start.
         """
-        gang = self._client.gang(self._ranks, placement=self._placement, **(self._lease | lease))
-        left = contextlib.ExitStack()
+        workers = self._leased(self._ranks, **lease)
+        try:
+            return self._started(workers, join)
+        except BaseException:
+            _give_back(_leases_of(workers), wait=False)
+            raise
+
+    def _leased(self, count: int, **lease: Any) -> list[Worker]:
+        options = self._lease | lease
+        if count < self._ranks and options.get("memory"):
+            # That of a lease is for all ranks together.
+            options["memory"] = options["memory"] * count // self._ranks
+        leases = self._client.gang(count, placement=self._placement, **options).leases
+        return [Worker(held, number) for held in leases for number in range(held.workers)]
+
+    def _started(self, workers: list[Worker], join: Callable[[str], T]) -> T:
+        """Starts a rank on each worker, and joins them."""
+        left, serving = contextlib.ExitStack(), list[Any]()
         try:
             group = invitation_to(self._client, self._ranks + 1) | {"spin_us": SPIN_US} | self._channel
             # A rank may leave something in the store before the last one has joined.
             left.enter_context(store_cleanup(group))
             invitations = [json.dumps(group | {"rank": rank}) for rank in range(self._ranks + 1)]
-            memory = [held.grant["memory_bytes"] // held.workers for held in gang.leases for _ in range(held.workers)]
-            serving = [
-                gang.rank(rank).submit(serve, invitations[rank], memory[rank], self._stores, self._variables)
-                for rank in range(self._ranks)
-            ]
+            for worker, invitation in zip(workers, invitations, strict=False):
+                memory = worker.memory_bytes
+                serving.append(worker.calls.submit(serve, invitation, memory, self._stores, self._variables))
             joined = _joined(lambda: join(invitations[-1]), serving)
         except BaseException:
-            gang.shutdown(wait=False, cancel_futures=True)
+            kill_all(future for future in serving if not future.done())
             left.close()
             raise
-        self._gang, self._serving, self._left = gang, serving, left
+        self._workers, self._serving, self._left = workers, serving, left
         return joined
 
     def price(self) -> float | None:
         """Returns what the leases cost in a second, by their own prices; None if the manager does not tell."""
-        gang = self._gang
-        leases = {held.grant["lease"] for held in gang.leases} if gang else set()
+        leases = {held.grant["lease"] for held in self.leases}
         price, after = 0.0, ""
         try:
             while leases:
@@ -117,16 +144,109 @@ class Ranks:
         self.end(0.5)
         return self.join(join, wait=max(MIN_RENEWAL_WAIT, self._lease.get("wait") or 0))
 
-    def end(self, grace: float = GRACE) -> None:
-        """Gives the workers back once their ranks have returned. Does nothing the second time."""
-        gang, self._gang = self._gang, None
-        if gang is None:
-            return
+    def replacements(self) -> list[Worker]:
+        """Returns a worker for each rank: for lost ones those that their nodes have started again, or others.
+
+        Raises:
+            dayfly.Error: if others are needed, and cannot be leased within the ``wait`` of the session.
+        """
+        lost = [rank for rank, serving in enumerate(self._serving) if serving.done()]
+        are_there = _are_there([self._workers[rank] for rank in lost])
+        gone = [rank for rank, is_there in zip(lost, are_there, strict=True) if not is_there]
+        workers = list(self._workers)
+        if gone:
+            for rank, worker in zip(gone, self._leased(len(gone)), strict=True):
+                workers[rank] = worker
+        return workers
+
+    def others(self) -> list[Worker]:
+        """Leases a new worker for each rank.
+
+        Raises:
+            dayfly.Error: if they cannot be leased within the ``wait`` of the session.
+        """
+        return self._leased(self._ranks)
+
+    def move(self, workers: list[Worker], join: Callable[[str], T]) -> T:
+        """Starts the ranks of a new group on these workers, after the end of the old one. Gives back what is left over.
+
+        Raises:
+            dayfly.Error: if a rank does not start. All workers are given back then.
+        """
+        before, used = self.leases, _leases_of(workers)
+        self._end_ranks(MOVE_GRACE)
+        try:
+            joined = self._started(workers, join)
+        except BaseException:
+            self._workers = []
+            _give_back(_united(before, used), wait=False)
+            raise
+        _give_back([held for held in before if held not in used], wait=False)
+        return joined
+
+    def give_back_unused(self, workers: list[Worker]) -> None:
+        """Gives the leases back of workers on which no rank is."""
+        used = self.leases
+        _give_back([held for held in _leases_of(workers) if held not in used], wait=False)
+
+    def _end_ranks(self, grace: float) -> None:
         cf.wait(self._serving, timeout=grace)
         kill_all(future for future in self._serving if not future.done())
-        with contextlib.suppress(cf.CancelledError):
-            gang.shutdown(wait=True, cancel_futures=True)
+        self._serving = []
         self._left.close()
+
+    def end(self, grace: float = GRACE) -> None:
+        """Gives the workers back once their ranks have returned. Does nothing the second time."""
+        workers, self._workers = self._workers, []
+        if workers:
+            cf.wait(self._serving, timeout=grace)
+            kill_all(future for future in self._serving if not future.done())
+            with contextlib.suppress(cf.CancelledError):
+                _give_back(_leases_of(workers), wait=True)
+            self._left.close()
+
+
+class Worker(NamedTuple):
+    """A worker of a lease."""
+
+    lease: Lease
+    number: int
+
+    @property
+    def calls(self) -> Calls:
+        """Calls on this worker."""
+        return self.lease.options(worker=self.number)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Its share of the lease's memory."""
+        return int(self.lease.grant["memory_bytes"]) // self.lease.workers
+
+
+def _leases_of(workers: list[Worker]) -> list[Lease]:
+    return _united([worker.lease for worker in workers], [])
+
+
+def _united(one: list[Lease], other: list[Lease]) -> list[Lease]:
+    return list({id(lease): lease for lease in [*one, *other]}.values())
+
+
+def _give_back(leases: list[Lease], *, wait: bool) -> None:
+    if leases:
+        Gang(leases).shutdown(wait, cancel_futures=True)
+
+
+def _are_there(workers: list[Worker]) -> list[bool]:
+    """Returns whether each worker takes calls, as one does that its node has started again."""
+    calls: list[Any] = []
+    for worker in workers:
+        try:
+            calls.append(worker.calls.submit(os.getpid))
+        except Error:
+            calls.append(None)
+    waited: list[Any] = [call for call in calls if call is not None]
+    cf.wait(waited, timeout=MAX_RESTART_S)
+    return [call is not None and call.done() and not call.cancelled() and call.exception() is None for call in calls]
 
 
 def price_of(line: dict[str, Any], gpus: int) -> float:
@@ -191,26 +311,15 @@ def open_session(
     native = workers.join(
         lambda invitation: _frames.Session.join(invitation, partitions, partition_bytes, stores, recover)
     )
-    renewing = threading.Lock()
-
-    def renew(generation: int) -> None:
-        with renewing:
-            # Another thread may have replaced the same ranks.
-            if native.generation() == generation:
-                native.abandon()
-                workers.join_again(native.rejoin)
-                native.set_price(workers.price())
-
-    def end() -> None:
-        with renewing:
-            workers.end()
-
-    # With "tasks" and "auto", queries come here only if no rank is left, or they have failed on those that are left.
+    keeper = Keeper(workers, native)
+    # With "tasks" and "auto", queries are repeated here only if no rank is left, or they have failed on those that are.
     if recover != "none":
-        native.on_loss(renew)
+        native.on_loss(keeper.renew)
+        native.on_shortage(keeper.refill)
     native.set_price(workers.price())
     native.set_detach(Detacher(client, {"ranks": ranks, "placement": placement} | lease, partition_bytes, stores))
-    session = Session(native, end)
+    session = Session(native, keeper.end)
+    keeper.begin(session)
     if progress:
         native.set_progress(Progress(session.running))
     return session

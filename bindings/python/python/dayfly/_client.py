@@ -102,7 +102,8 @@ class Client(LeaseClient, TaskClient, FlowClient):
                 ``redis://host:port``, ``rediss://`` or ``file:///directory``. For ``s3://``, this process's ``AWS_...``
                 variables go to the workers.
             channel: ``stored`` to exchange rows through the store only; ``direct`` otherwise.
-            lease: further arguments of `lease`; ``cores`` and ``memory`` bound what queries use.
+            lease: further arguments of `lease`; ``cores`` and ``memory`` bound what queries use. The session renews its
+                leases until it is closed.
 
         Returns:
             The session. Closing it ends the lease.

@@ -130,6 +130,9 @@ impl KeptFrame {
 
     /// A plan that reads it. With an exchange, the ranks forget it with the last copy of that plan.
     pub(crate) fn plan(&self, forget: Option<&Arc<Exchange>>) -> QueryResult<LogicalPlan> {
+        if let Some(exchange) = forget {
+            exchange.remember();
+        }
         let kept = Kept {
             id: self.id,
             parts: self.parts.clone(),

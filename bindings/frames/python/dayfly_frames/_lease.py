@@ -123,7 +123,7 @@ class Ranks:
 
     def lease_ids(self) -> list[str]:
         """Returns the ids of the leases."""
-        return list(self.leases)
+        return [held.grant["lease"] for held in self.leases]
 
     def price(self) -> float | None:
         """Returns what the leases cost in a second, by their own prices; None if the manager does not tell."""

@@ -372,16 +372,6 @@ impl TypeObject {
         }
     }
 
-    /// Copies all elements between memory and packed bytes.
-    fn copy_all(&self, way: Way, buffer: Buffer, count: usize, mut packed: *mut u8) {
-        for element in 0..count as isize {
-            let element = buffer.offset(element * self.extent).start();
-            // SAFETY: the caller of MPI lends the elements, and the packed bytes are as many as theirs. Packed bytes that
-            // are unpacked are only read.
-            packed = unsafe { self.copy_element(way, element, packed) };
-        }
-    }
-
     /// Copies `count` elements from memory to `packed`, which has room for them.
     pub fn pack(&self, buffer: Buffer, count: usize, packed: &mut [u8]) {
         if self.dense {

@@ -5,7 +5,9 @@
 //! every transport, and all accesses to a window are atomic with each other.
 
 mod access;
+mod apply;
 mod create;
+mod direct;
 mod shared;
 mod sync;
 mod wire;

@@ -30,14 +30,13 @@ use crate::matching::{MatchKey, Matching, RequestId, State, truncated};
 
 mod handshake;
 mod large_copy;
+mod layout;
 
 pub use handshake::ShmHandshake;
 use large_copy::{IncomingCopy, OutgoingCopy, board_of};
+use layout::{DATA_BYTES, MEMORY_BYTES, Ring, SLOT_BYTES, SLOTS, at};
 
-const SLOT_BYTES: usize = 256;
 const INLINE_BYTES: usize = SLOT_BYTES - ENVELOPE_BYTES;
-const SLOTS: u32 = 128;
-const DATA_BYTES: usize = 256 << 10;
 /// Longest message without an offer.
 const EAGER_BYTES: usize = 32 << 10;
 /// Bytes of each fragment of a message through the data ring.
@@ -48,70 +47,6 @@ const SILENT_BYTES: usize = 512 << 10;
 const BATCH: usize = 16;
 /// Transfers of one direction in which the sender can help at a time.
 const BOARDS: usize = 8;
-
-/// Offsets within one direction's part of the memory.
-mod at {
-    /// Slots and data that the receiver has finished with.
-    pub const DONE: usize = 0;
-    /// Whether the receiver sleeps.
-    pub const ASLEEP: usize = 128;
-    /// Boards on which pieces of large messages are claimed.
-    pub const BOARDS: usize = 512;
-    pub const SLOTS: usize = 4096;
-    pub const DATA: usize = SLOTS + super::SLOTS as usize * super::SLOT_BYTES;
-    pub const END: usize = DATA + super::DATA_BYTES;
-}
-
-/// Bytes of memory that a pair shares.
-const MEMORY_BYTES: usize = 2 * at::END;
-
-#[derive(Debug)]
-struct Ring {
-    base: usize,
-    /// Number of the next slot; the first is 1.
-    next: u32,
-    /// Bytes of the data ring used so far.
-    data: u32,
-    /// The receiver's counts, as the sender read them last.
-    seen: u32,
-    seen_data: u32,
-    /// Receiver only: the counts that it stored last. It stores them rarely, since each store costs the sender a cache
-    /// miss.
-    told: u32,
-    told_data: u32,
-}
-
-impl Ring {
-    fn new(base: usize) -> Self {
-        Self {
-            base,
-            next: 1,
-            data: 0,
-            seen: 0,
-            seen_data: 0,
-            told: 0,
-            told_data: 0,
-        }
-    }
-
-    fn slot(&self) -> usize {
-        self.base + at::SLOTS + (self.next % SLOTS) as usize * SLOT_BYTES
-    }
-
-    /// Start of the next message of `length` bytes in the data ring, and its end.
-    fn place(&self, length: usize) -> (u32, u32) {
-        let within = self.data as usize % DATA_BYTES;
-        let start = match within + length > DATA_BYTES {
-            true => self.data.wrapping_add((DATA_BYTES - within) as u32),
-            false => self.data,
-        };
-        (start, start.wrapping_add(length.next_multiple_of(64) as u32))
-    }
-
-    fn data_at(&self, position: u32) -> usize {
-        self.base + at::DATA + position as usize % DATA_BYTES
-    }
-}
 
 /// The connection to a rank on the same host.
 #[derive(Debug)]

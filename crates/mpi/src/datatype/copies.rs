@@ -4,6 +4,7 @@
 //! bytes.
 
 use super::{Part, TypeObject};
+use crate::pointer::Buffer;
 
 /// Copies blocks of `N` bytes at a stride.
 ///
@@ -64,11 +65,21 @@ pub enum Way {
 }
 
 impl TypeObject {
+    /// Copies all elements between memory and packed bytes.
+    pub fn copy_all(&self, way: Way, buffer: Buffer, count: usize, mut packed: *mut u8) {
+        for element in 0..count as isize {
+            let element = buffer.offset(element * self.extent).start();
+            // SAFETY: the caller of MPI lends the elements, and the packed bytes are as many as theirs. Packed bytes that
+            // are unpacked are only read.
+            packed = unsafe { self.copy_element(way, element, packed) };
+        }
+    }
+
     /// Copies one element between memory and packed bytes. Returns where the packed bytes of the next one begin.
     ///
     /// # Safety
     /// What the element says lies at `element` is memory of the program, and the packed bytes have room for it.
-    pub unsafe fn copy_element(&self, way: Way, element: *mut u8, mut packed: *mut u8) -> *mut u8 {
+    unsafe fn copy_element(&self, way: Way, element: *mut u8, mut packed: *mut u8) -> *mut u8 {
         if self.parts.is_empty() {
             // SAFETY: required of the caller.
             unsafe { copy_any_way(way, element, 0, packed, 1, self.size) };

@@ -1,4 +1,4 @@
-//! Accesses: put, get, accumulate and their relatives; and how the rank that has the memory applies them.
+//! Accesses: put, get, accumulate and their relatives.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 
 use dayfly_comm::detached::Turn;
 
-use super::shared::{Part, outside};
-use super::wire::{Kind, Request, Response};
-use super::{Claim, State, WINDOW, Waiting, WindowObject, get, room_for, serve};
+use super::direct::copy;
+use super::wire::{Kind, Request};
+use super::{WINDOW, Waiting, WindowObject, get, serve};
 use crate::datatype::{self, TypeObject, count_of};
 use crate::errhandler::Place;
 use crate::error::{Error, Result, class};
@@ -47,11 +47,11 @@ impl Pending {
 
 /// One side of an access.
 #[derive(Clone)]
-struct Side {
-    buffer: Buffer,
-    count: usize,
+pub struct Side {
+    pub buffer: Buffer,
+    pub count: usize,
     handle: Datatype,
-    of: Arc<TypeObject>,
+    pub of: Arc<TypeObject>,
 }
 
 impl Side {
@@ -67,7 +67,7 @@ impl Side {
     }
 
     /// Where its bytes begin and how many they are, as accesses transfer them, if they lie in one run.
-    fn dense(&self) -> Option<(isize, usize)> {
+    pub fn dense(&self) -> Option<(isize, usize)> {
         self.of.element_span(self.count)
     }
 
@@ -85,10 +85,10 @@ impl Side {
 }
 
 /// The target of an access.
-struct Target {
-    window: Arc<WindowObject>,
-    rank: usize,
-    displacement: i64,
+pub struct Target {
+    pub window: Arc<WindowObject>,
+    pub rank: usize,
+    pub displacement: i64,
 }
 
 /// Checks a target; `None` for `MPI_PROC_NULL`.
@@ -153,12 +153,12 @@ fn leaf(of: &Side) -> Result<Datatype> {
 }
 
 /// How an accumulation changes memory.
-struct Change {
-    op: Op,
+pub struct Change {
+    pub op: Op,
     /// The predefined datatype of the elements.
     leaf: Datatype,
     /// `None` for those that only replace, or do nothing.
-    by: Option<Reduction>,
+    pub by: Option<Reduction>,
 }
 
 /// Checks an accumulation.
@@ -179,7 +179,7 @@ fn change(from: &Side, into: &Side, op: Op) -> Result<Change> {
 }
 
 impl Change {
-    fn request(&self, kind: Kind, from: &Side, into: &Side) -> Request {
+    pub fn request(&self, kind: Kind, from: &Side, into: &Side) -> Request {
         let data = match self.op {
             NO_OP => Vec::new(),
             _ => from.of.pack_elements(from.buffer, from.count),
@@ -300,245 +300,6 @@ fn start_get_accumulate(
     let request = change.request(Kind::GetAccumulate, &from, &into);
     let id = start(&target, request, Some(result))?;
     Ok(Some((target, id)))
-}
-
-/// Copies between memory that the program lends and a window.
-fn copy(from: usize, into: usize, length: usize) {
-    // SAFETY: the caller lends one of the ranges for the access, and the other was found to lie in the window's memory,
-    // which stays mapped as long as the window. Other ranks may write there at the same time; then the bytes are any.
-    unsafe { std::ptr::copy(from as *const u8, into as *mut u8, length) };
-}
-
-impl Target {
-    /// The target's memory, if this rank reads and writes it itself.
-    fn part(&self) -> Option<Part> {
-        let shared = self.window.shared.as_ref()?;
-        shared.parts.get(self.rank).copied()
-    }
-
-    /// Applies an access to memory that this rank reaches itself.
-    fn apply_here(&self, request: &Request, into: Option<&Side>) -> Result<()> {
-        let (Some(shared), Some(part)) = (&self.window.shared, self.part()) else {
-            return Ok(());
-        };
-        let (low, length) = bounds(&request.runs).ok_or_else(outside)?;
-        let start = part.place(self.displacement, low, length)?;
-        let is_atomic = !matches!(request.kind, Kind::Put | Kind::Get);
-        let lock = is_atomic.then(|| self.window.accumulating(shared, self.rank));
-        let lock = lock.transpose()?;
-        let old = access(request, start)?;
-        drop(lock);
-        if let Some(side) = into {
-            side.of.unpack_elements(&old, side.buffer, side.count);
-        }
-        Ok(())
-    }
-
-    /// Accumulates in memory that this rank reaches itself; `result` gets what was there.
-    fn accumulate_here(&self, from: &Side, result: Option<&Side>, into: &Side, change: &Change) -> Result<()> {
-        let (Some(shared), Some(part)) = (&self.window.shared, self.part()) else {
-            return Ok(());
-        };
-        let room = result.map_or(Some(None), |result| result.dense().map(Some));
-        let (Some((start, length)), Some((at, all)), Some(room)) = (from.dense(), into.dense(), room) else {
-            let kind = if result.is_some() {
-                Kind::GetAccumulate
-            } else {
-                Kind::Accumulate
-            };
-            return self.apply_here(&change.request(kind, from, into), result);
-        };
-        let place = part.place(self.displacement, at, all)?.wrapping_add_signed(at);
-        let from = from.buffer.address().wrapping_add_signed(start);
-        let _lock = self.window.accumulating(shared, self.rank)?;
-        if let (Some(result), Some((start, room))) = (result, room) {
-            copy(place, result.buffer.address().wrapping_add_signed(start), all.min(room));
-        }
-        let length = length.min(all);
-        match &change.by {
-            Some(by) => {
-                let length = length / by.bytes.max(1) * by.bytes;
-                let (left, right) = (Buffer::new(from as *mut _), Buffer::new(place as *mut _));
-                by.operation
-                    .combine(left.bytes(length), right.bytes_mut(length), by.element);
-            }
-            None if change.op == REPLACE => copy(from, place, length),
-            None => {}
-        }
-        Ok(())
-    }
-}
-
-/// Where runs of bytes begin, and the bytes from there to the end of the last; `None` if no memory is as long.
-fn bounds(runs: &[(isize, usize)]) -> Option<(isize, usize)> {
-    let (mut low, mut high) = (isize::MAX, isize::MIN);
-    for (offset, length) in runs {
-        low = low.min(*offset);
-        high = high.max(offset.checked_add_unsigned(*length)?);
-    }
-    match runs {
-        [] => Some((0, 0)),
-        _ => Some((low, usize::try_from(high.checked_sub(low)?).ok()?)),
-    }
-}
-
-fn elements(runs: &[(isize, usize)], start: usize, mut see: impl FnMut(Buffer, usize)) {
-    for (offset, length) in runs {
-        see(Buffer::new(start.wrapping_add_signed(*offset) as *mut _), *length);
-    }
-}
-
-impl WindowObject {
-    /// The address that a request begins at, if each of its runs lies in the window. The request may come from a peer
-    /// that sends anything.
-    fn place(&self, state: &State, request: &Request) -> Result<usize> {
-        let is_dynamic = self.flavor == DYNAMIC;
-        let start = match is_dynamic {
-            true => request.displacement,
-            false => {
-                let unit = i64::try_from(self.memory.part.unit).map_err(|_| outside())?;
-                request.displacement.checked_mul(unit).ok_or_else(outside)?
-            }
-        };
-        let lies_inside = |(offset, length): &(isize, usize)| {
-            // Addresses are unsigned: a run may begin above the middle of them.
-            let first = match is_dynamic {
-                true => (start as usize).checked_add_signed(*offset),
-                false => start
-                    .checked_add(*offset as i64)
-                    .and_then(|first| usize::try_from(first).ok()),
-            };
-            let ends = first.and_then(|first| Some((first, first.checked_add(*length)?)));
-            ends.is_some_and(|(first, end)| match is_dynamic {
-                true => state.is_attached(first, end),
-                false => end <= self.memory.part.size,
-            })
-        };
-        let fits = request.is_sound() && request.runs.iter().all(|run| run.1 == 0 || lies_inside(run));
-        let base = if is_dynamic { 0 } else { self.memory.part.start };
-        fits.then_some(base.wrapping_add_signed(start as isize))
-            .ok_or_else(outside)
-    }
-
-    /// Applies a request of another rank, or of this one.
-    pub(super) fn apply(&self, state: &mut State, turn: &mut Turn<'_>, source: usize, request: &Request) -> Result<()> {
-        let claim = |is_exclusive| Claim {
-            rank: source,
-            id: request.id,
-            is_exclusive,
-        };
-        match request.kind {
-            Kind::Lock | Kind::LockExclusive => {
-                state.queue.push_back(claim(request.kind == Kind::LockExclusive));
-                return self.grant(state, turn);
-            }
-            Kind::Unlock => {
-                if let Some(at) = state.holders.iter().position(|holder| holder.rank == source) {
-                    state.holders.remove(at);
-                }
-                self.answer(state, turn, source, request.id, Ok(Vec::new()))?;
-                return self.grant(state, turn);
-            }
-            Kind::Post => {
-                *state.posts.entry(source).or_default() += 1;
-                return Ok(());
-            }
-            Kind::Complete => {
-                *state.completes.entry(source).or_default() += 1;
-                return Ok(());
-            }
-            _ => {}
-        }
-        let outcome = self.place(state, request).and_then(|start| access(request, start));
-        self.answer(state, turn, source, request.id, outcome)
-    }
-
-    fn answer(
-        &self,
-        state: &mut State,
-        turn: &mut Turn<'_>,
-        to: usize,
-        id: u64,
-        outcome: Result<Vec<u8>>,
-    ) -> Result<()> {
-        let (bytes, error) = match outcome {
-            Ok(bytes) => (bytes, None),
-            Err(error) => (Vec::new(), Some(error)),
-        };
-        self.respond(state, turn, to, Response { id, error, bytes })
-    }
-
-    /// Grants the locks that can be granted, in the order in which they were wanted.
-    fn grant(&self, state: &mut State, turn: &mut Turn<'_>) -> Result<()> {
-        while let Some(claim) = state.queue.front().copied() {
-            let is_free = match claim.is_exclusive {
-                true => state.holders.is_empty(),
-                false => state.holders.iter().all(|holder| !holder.is_exclusive),
-            };
-            if !is_free {
-                break;
-            }
-            state.queue.pop_front();
-            state.holders.push(claim);
-            self.answer(state, turn, claim.rank, claim.id, Ok(Vec::new()))?;
-        }
-        Ok(())
-    }
-}
-
-/// Applies an access to memory. Returns the bytes that the other rank gets.
-fn access(request: &Request, start: usize) -> Result<Vec<u8>> {
-    let read = || {
-        // Runs may overlap, and so be longer together than the window.
-        let length = request.length().unwrap_or(usize::MAX);
-        let mut old = room_for(length)?;
-        elements(&request.runs, start, |place, length| old.extend(place.bytes(length)));
-        Ok(old)
-    };
-    let write = |bytes: &[u8]| {
-        let mut rest = bytes;
-        elements(&request.runs, start, |place, length| {
-            let (from, after) = rest.split_at(length.min(rest.len()));
-            place.bytes_mut(from.len()).copy_from_slice(from);
-            rest = after;
-        });
-    };
-    match request.kind {
-        Kind::Get => read(),
-        Kind::Put => {
-            write(&request.data);
-            Ok(Vec::new())
-        }
-        Kind::CompareAndSwap => {
-            let old = read()?;
-            let (compare, new) = request.data.split_at(request.data.len() / 2);
-            if old == compare {
-                write(new);
-            }
-            Ok(old)
-        }
-        _ => {
-            let old = if request.kind == Kind::GetAccumulate {
-                read()?
-            } else {
-                Vec::new()
-            };
-            match Op(request.operation) {
-                NO_OP => {}
-                REPLACE => write(&request.data),
-                op => {
-                    let handle = Datatype(request.element);
-                    let by = reduction(op, handle, &datatype::get(handle)?)?;
-                    let mut new = read()?;
-                    let length = new.len().min(request.data.len()) / by.bytes.max(1) * by.bytes;
-                    by.operation
-                        .combine(&request.data[..length], &mut new[..length], by.element);
-                    write(&new);
-                }
-            }
-            Ok(old)
-        }
-    }
 }
 
 mpi! {

@@ -30,6 +30,27 @@ for tag in reversed(range(50)):
     world.Send(word, world.rank, tag)
     assert MPI.Request.Testsome(receives) == [tag]
 
+
+# An operation of two messages that fails leaves none of them under way.
+def error_class(call):
+    try:
+        call()
+    except MPI.Exception as error:
+        return error.Get_error_class()
+    return MPI.SUCCESS
+
+
+room = array("i", [0])
+for start in (world.Sendrecv, world.Isendrecv):
+    assert error_class(lambda start=start: start(word, 99, 0, room, world.rank, 5)) == MPI.ERR_RANK
+    world.Send(word, world.rank, 5)
+    assert world.Iprobe(world.rank, 5)
+    assert room[0] == 0
+    world.Recv(array("i", [0]), world.rank, 5)
+two = array("i", [1, 2])
+assert error_class(lambda: world.Sendrecv(two, world.rank, 6, room, world.rank, 6)) == MPI.ERR_TRUNCATE
+assert error_class(lambda: world.Sendrecv_replace(word, world.rank, 7, 99, 7)) == MPI.ERR_RANK
+
 # An error of a request is its communicator's.
 world.Set_errhandler(MPI.ERRORS_ABORT)
 own, seen = world.Dup(), []

@@ -153,6 +153,12 @@ impl<T: ?Sized> Table<T> {
         slots.all.get(self.number(&slots, handle)?)?.clone()
     }
 
+    /// All objects.
+    pub fn all(&self) -> Vec<Arc<T>> {
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        slots.all.iter().flatten().cloned().collect()
+    }
+
     pub fn remove(&self, handle: Number) -> Option<Arc<T>> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let number = self.number(&slots, handle)?;

@@ -166,9 +166,26 @@ fn replace(
     status: StatusOut,
 ) -> Result<()> {
     let sending = send(data, to, send_tag, comm, Mode::Copied)?;
-    let receiving = receive(data, from, receive_tag, comm)?;
-    status.set(&finish(receiving, "MPI_Sendrecv_replace")?);
-    finish(sending, "MPI_Sendrecv_replace").map(|_| ())
+    let receiving = or_abandon(receive(data, from, receive_tag, comm), sending)?;
+    finish_both(receiving, "MPI_Sendrecv_replace", status)
+}
+
+/// The second of two operations, and the first one; if the second did not start, the first is given up.
+fn or_abandon(second: Result<Active>, first: Active) -> Result<(Active, Active)> {
+    match second {
+        Ok(second) => Ok((second, first)),
+        Err(error) => {
+            request::abandon(first);
+            Err(error)
+        }
+    }
+}
+
+/// Waits for a receive and a send, also if one of them fails.
+fn finish_both((receiving, sending): (Active, Active), what: &'static str, status: StatusOut) -> Result<()> {
+    let (received, sent) = (finish(receiving, what), finish(sending, what));
+    status.set(&received?);
+    sent.map(|_| ())
 }
 
 macro_rules! sends {
@@ -251,9 +268,8 @@ mpi! {
         let sent = Data { buffer, count: count as Count, datatype };
         let received = Data { buffer: into, count: room as Count, datatype: of };
         let receiving = receive(received, from, receive_tag, comm)?;
-        let sending = send(sent, to, tag, comm, Mode::Standard)?;
-        status.set(&finish(receiving, "MPI_Sendrecv")?);
-        finish(sending, "MPI_Sendrecv").map(|_| ())
+        let (sending, receiving) = or_abandon(send(sent, to, tag, comm, Mode::Standard), receiving)?;
+        finish_both((receiving, sending), "MPI_Sendrecv", status)
     }
 
     fn MPI_Sendrecv_replace / MPI_Sendrecv_replace_c (
@@ -267,9 +283,11 @@ mpi! {
         buffer: Buffer, count: N, datatype: Datatype, to: c_int, tag: c_int,
         into: Buffer, room: N, of: Datatype, from: c_int, receive_tag: c_int, comm: Comm, request: Out<Request>
     ) [comm] {
+        request.check()?;
         let received = receive(Data { buffer: into, count: room as Count, datatype: of }, from, receive_tag, comm)?;
-        let sent = send(Data { buffer, count: count as Count, datatype }, to, tag, comm, Mode::Standard)?;
-        request.check()?.set(make(Active::Both(Box::new((received, sent)))));
+        let sent = send(Data { buffer, count: count as Count, datatype }, to, tag, comm, Mode::Standard);
+        let (sent, received) = or_abandon(sent, received)?;
+        request.set(make(Active::Both(Box::new((received, sent)))));
         Ok(())
     }
 
@@ -278,9 +296,10 @@ mpi! {
         comm: Comm, request: Out<Request>
     ) [comm] {
         let data = Data { buffer, count: count as Count, datatype };
+        request.check()?;
         let sent = send(data, to, tag, comm, Mode::Copied)?;
-        let received = receive(data, from, receive_tag, comm)?;
-        request.check()?.set(make(Active::Both(Box::new((received, sent)))));
+        let both = or_abandon(receive(data, from, receive_tag, comm), sent)?;
+        request.set(make(Active::Both(Box::new(both))));
         Ok(())
     }
 }

@@ -242,7 +242,10 @@ impl Active {
     /// Releases the memory of the operation.
     fn abandon(&mut self, turn: &mut Turn<'_>) {
         match self {
-            Self::Message(message) | Self::Cancelling(message) => turn.abandon(&message.operation),
+            // The other engines of this process go with their communicators.
+            Self::Message(message) | Self::Cancelling(message) if message.comm.is_driven_by(turn) => {
+                turn.abandon(&message.operation);
+            }
             Self::Both(both) => {
                 both.0.abandon(turn);
                 both.1.abandon(turn);
@@ -351,6 +354,25 @@ pub fn with_active<T>(handle: Request, act: impl FnOnce(&mut Turn<'_>, Option<&m
     let control = request.control()?;
     let mut turn = control.turn();
     act(&mut turn, request.active().as_mut())
+}
+
+/// Gives an operation up that has no handle: nothing uses its memory after that.
+pub fn abandon(mut active: Active) {
+    // Without a group there is nothing that uses it.
+    if let Ok(control) = active.control() {
+        active.abandon(&mut control.turn());
+    }
+}
+
+/// Gives all messages of an engine up, before what they use goes.
+pub fn abandon_all(turn: &mut Turn<'_>) {
+    let orphans = std::mem::take(&mut *orphans());
+    ORPHAN_COUNT.store(0, Ordering::Release);
+    for object in REQUESTS.all().into_iter().chain(orphans.into_iter().map(|(_, object)| object)) {
+        if let Some(active) = object.active().as_mut() {
+            active.abandon(turn);
+        }
+    }
 }
 
 /// Waits for an operation that has no handle.

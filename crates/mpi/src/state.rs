@@ -270,6 +270,7 @@ fn close(instance: Arc<Instance>, waits: bool) -> Result<()> {
     dynamic::part(&instance, waits)?;
     *HANDLERS.lock().unwrap_or_else(PoisonError::into_inner) = instance.communicators.handlers();
     *INSTANCE.write().unwrap_or_else(PoisonError::into_inner) = None;
+    request::abandon_all(&mut instance.control.turn());
     // What has connections goes before the membership, which the instance has.
     request::clear();
     probe::clear();

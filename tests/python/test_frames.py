@@ -425,8 +425,8 @@ def test_session_moves_before_a_known_end(client, data, monkeypatch):
 
     monkeypatch.setattr("dayfly._leases.lease.Lease.renew", refused)
     others = serving()
-    end = time.time() + 4.0
-    with client.frames(ranks=1, duration=4.0) as session:
+    end = time.time() + 12.0
+    with client.frames(ranks=1, duration=12.0) as session:
         trips = session.scan_parquet(data / "trips")
         assert len(trips.collect()) == 20_000
         first = serving() - others

@@ -409,8 +409,8 @@ def test_kept_rows_keep_the_ranks_left(client, data):
 
 def test_session_outlives_its_lease(client, data):
     others = serving()
-    with client.frames(ranks=1, duration=2.0) as session:
-        end = time.time() + 2.0
+    with client.frames(ranks=1, duration=5.0) as session:
+        end = time.time() + 5.0
         trips = session.scan_parquet(data / "trips")
         assert len(trips.collect()) == 20_000
         first = serving() - others
@@ -430,7 +430,7 @@ def test_session_moves_before_a_known_end(client, data, monkeypatch):
         trips = session.scan_parquet(data / "trips")
         assert len(trips.collect()) == 20_000
         first = serving() - others
-        wait_until(lambda: len(trips.collect()) == 20_000 and not serving() & first, "other workers serve")
+        wait_until(lambda: len(trips.collect()) == 20_000 and not serving() & first, "other workers serve", 30)
         assert time.time() < end
 
 

@@ -368,7 +368,11 @@ pub fn abandon(mut active: Active) {
 pub fn abandon_all(turn: &mut Turn<'_>) {
     let orphans = std::mem::take(&mut *orphans());
     ORPHAN_COUNT.store(0, Ordering::Release);
-    for object in REQUESTS.all().into_iter().chain(orphans.into_iter().map(|(_, object)| object)) {
+    for object in REQUESTS
+        .all()
+        .into_iter()
+        .chain(orphans.into_iter().map(|(_, object)| object))
+    {
         if let Some(active) = object.active().as_mut() {
             active.abandon(turn);
         }

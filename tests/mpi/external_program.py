@@ -3,6 +3,7 @@
 import struct
 from array import array
 
+from errors import error_class
 from mpi4py import MPI
 
 SIZES = {"LONG": 4, "UNSIGNED_LONG": 4, "WCHAR": 2, "LONG_LONG": 8, "INT": 4, "AINT": 8, "DOUBLE": 8, "LONG_INT": 8}
@@ -18,14 +19,6 @@ def returned(of, kind, data, count):
     into = array(kind, [0] * count)
     assert of.Unpack_external("external32", data, 0, into) == len(data)
     return into.tolist()
-
-
-def error_class(call):
-    try:
-        call()
-    except MPI.Exception as error:
-        return error.Get_error_class()
-    return MPI.SUCCESS
 
 
 for name, size in SIZES.items():

@@ -5,19 +5,12 @@ import resource
 import signal
 import sys
 
+from errors import error_class
 from mpi4py import MPI
 
 world = MPI.COMM_WORLD
 folder = sys.argv[1]
 READ_WRITE = MPI.MODE_CREATE | MPI.MODE_RDWR
-
-
-def error_class(call):
-    try:
-        call()
-    except MPI.Exception as error:
-        return error.Get_error_class()
-    return MPI.SUCCESS
 
 
 def same(call, expected):

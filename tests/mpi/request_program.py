@@ -2,6 +2,7 @@
 
 from array import array
 
+from errors import error_class
 from mpi4py import MPI
 
 world = MPI.COMM_WORLD
@@ -32,14 +33,6 @@ for tag in reversed(range(50)):
 
 
 # An operation of two messages that fails leaves none of them under way.
-def error_class(call):
-    try:
-        call()
-    except MPI.Exception as error:
-        return error.Get_error_class()
-    return MPI.SUCCESS
-
-
 room = array("i", [0])
 for start in (world.Sendrecv, world.Isendrecv):
     assert error_class(lambda start=start: start(word, 99, 0, room, world.rank, 5)) == MPI.ERR_RANK

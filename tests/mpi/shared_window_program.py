@@ -3,6 +3,7 @@
 from array import array
 
 import numpy
+from errors import error_class
 from mpi4py import MPI
 
 world = MPI.COMM_WORLD
@@ -13,14 +14,6 @@ ROUNDS = 2000
 
 def numbers(window):
     return numpy.frombuffer(window.tomemory(), "q")
-
-
-def error_class(call):
-    try:
-        call()
-    except MPI.Exception as error:
-        return error.Get_error_class()
-    return MPI.SUCCESS
 
 
 # The target looks at its memory, and calls nothing of MPI.

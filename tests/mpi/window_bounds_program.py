@@ -4,19 +4,12 @@ import pathlib
 import resource
 from array import array
 
+from errors import error_class
 from mpi4py import MPI
 
 world = MPI.COMM_WORLD
 other = (world.rank + 1) % world.size
 HUGE = 1 << 28
-
-
-def error_class(call):
-    try:
-        call()
-    except MPI.Exception as error:
-        return error.Get_error_class()
-    return MPI.SUCCESS
 
 
 def put(window, data, target):

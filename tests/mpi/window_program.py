@@ -2,6 +2,7 @@
 
 from array import array
 
+from errors import error_class
 from mpi4py import MPI
 
 world = MPI.COMM_WORLD
@@ -9,14 +10,6 @@ other = (world.rank + 1) % world.size
 memory = array("d", [0] * 4)
 window = MPI.Win.Create(memory, memory.itemsize, comm=world)
 window.Set_errhandler(MPI.ERRORS_RETURN)
-
-
-def error_class(call):
-    try:
-        call()
-    except MPI.Exception as error:
-        return error.Get_error_class()
-    return MPI.SUCCESS
 
 
 def outside():

@@ -373,7 +373,7 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Cancels a receive that no message has matched, or a send of which the other rank knows nothing. Returns whether it
+    /// Cancels a receive that no message has matched, or a send that the other rank does not know of. Returns whether it
     /// did; then the operation has ended. The other rank is asked for a send that it knows of: the send then ends with
     /// [`Code::Cancelled`] if no receive has matched it.
     pub fn cancel(&mut self, operation: &Detached) -> bool {

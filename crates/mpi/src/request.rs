@@ -46,7 +46,7 @@ pub enum Active {
     /// It has ended.
     Over(Completion),
     Message(Message),
-    /// A send that the program has cancelled, and of which the other rank knows.
+    /// A send that the program has cancelled, and that the other rank knows of.
     Cancelling(Message),
     Collective(Collective),
     Generalized(Generalized),

@@ -44,7 +44,7 @@ class Frame(Writing):
 
     def __init__(self, native: _frames.Frame, text: str | None = None) -> None:
         self._native = native
-        #: The SQL of which it was made.
+        #: The SQL that it was made of.
         self._text = text
 
     @property

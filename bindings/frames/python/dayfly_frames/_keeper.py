@@ -40,7 +40,7 @@ class Keeper:
         self._refused_at = float("-inf")
 
     def renew(self, generation: int) -> None:
-        """Replaces all ranks of a generation, of which some are lost, after a query has failed.
+        """Replaces all ranks of a generation after a query has failed because some of them are lost.
 
         Raises:
             dayfly.Error: if the workers cannot be leased, or a rank does not start.

@@ -49,7 +49,7 @@ impl Engine {
         Ok(Started::Pending(id))
     }
 
-    /// Cancels a send of which nothing has left. Otherwise asks for it back if it was offered: it then ends with
+    /// Cancels a send if nothing of it has left. Otherwise asks for it back if it was offered: it then ends with
     /// [`Code::Cancelled`](dayfly_protocol::error::Code::Cancelled), unless a receive has matched it. Returns whether it
     /// was cancelled at once.
     pub fn cancel_send(&mut self, id: RequestId) -> bool {

@@ -59,6 +59,44 @@ impl Terms {
         }
     }
 
+    /// What is kept for a reduction whose result has `room` bytes. The engine works in the program's memory, if it may.
+    fn keep(&self, by: Operation, room: usize) -> Result<Kept> {
+        Ok(Kept {
+            send: if self.reads_own() { Vec::new() } else { self.copy()? },
+            receive: if self.is_direct { Vec::new() } else { vec![0; room] },
+            operation: Some(by),
+            ..Kept::default()
+        })
+    }
+
+    /// Whether the engine reads the program's elements where they are.
+    fn reads_own(&self) -> bool {
+        self.is_direct && !self.in_place
+    }
+
+    /// The elements to combine.
+    fn source(&self, kept: &'static [u8], length: usize) -> &'static [u8] {
+        match self.reads_own() {
+            true => self.from.buffer.bytes(length),
+            false => kept,
+        }
+    }
+
+    /// Where the result arrives.
+    fn target(&self, kept: &'static mut [u8], length: usize) -> &'static mut [u8] {
+        match self.is_direct {
+            true => self.into.bytes_mut(length),
+            false => kept,
+        }
+    }
+
+    /// Writes a result of `count` elements that has not arrived in the program's memory.
+    fn finish(&self, kept: &[u8], count: usize) {
+        if !self.is_direct {
+            self.put(kept, count);
+        }
+    }
+
     /// Writes `count` combined elements to the result.
     fn put(&self, combined: &[u8], count: usize) {
         if self.is_direct {
@@ -77,31 +115,24 @@ fn operation(kept: &'static Option<Operation>) -> &'static Operation {
 /// Reduces to a root.
 fn reduce((terms, by): (Terms, Operation), root: c_int, comm: Arc<CommObject>, mode: Mode) -> Result<Active> {
     let is_root = is_root(&comm, root)?;
-    // The engine works in the program's memory, if it may.
-    let (length, copies) = (terms.length()?, terms.in_place || !terms.is_direct);
-    let has_room = !is_root || terms.is_direct;
-    let kept = Kept {
-        send: if copies { terms.copy()? } else { Vec::new() },
-        receive: if has_room { Vec::new() } else { vec![0; length] },
-        operation: Some(by),
-        ..Kept::default()
-    };
-    let (from, into, element) = (terms.from.buffer, terms.into, terms.element);
+    let (length, element) = (terms.length()?, terms.element);
+    let kept = terms.keep(by, if is_root { length } else { 0 })?;
+    let at_end = terms.clone();
     run(
         mode,
         comm,
         kept,
         move |scope, kept| {
-            let own = if copies { &kept.send[..] } else { from.bytes(length) };
-            let result = match is_root && has_room {
-                true => into.bytes_mut(length),
-                false => &mut kept.receive[..],
+            let own = terms.source(&kept.send, length);
+            let result = match is_root {
+                true => terms.target(&mut kept.receive, length),
+                false => &mut [],
             };
             scope.ireduce_from(own, result, element, operation(&kept.operation), root as u32)
         },
         move |kept| {
-            if !has_room {
-                terms.put(&kept.receive, terms.from.count);
+            if is_root {
+                at_end.finish(&kept.receive, at_end.from.count);
             }
             Ok(())
         },
@@ -188,33 +219,20 @@ fn allreduce((terms, by): (Terms, Operation), comm: Comm, mode: Mode) -> Result<
     if comm.is_inter() {
         return allreduce_between((terms, by), comm);
     }
-    // The engine works in the program's memory, if it may.
-    let length = terms.length()?;
-    let copies = terms.in_place || !terms.is_direct;
-    let kept = Kept {
-        send: if copies { terms.copy()? } else { Vec::new() },
-        receive: if terms.is_direct { Vec::new() } else { vec![0; length] },
-        operation: Some(by),
-        ..Kept::default()
-    };
-    let (from, into, is_direct, element) = (terms.from.buffer, terms.into, terms.is_direct, terms.element);
+    let (length, element) = (terms.length()?, terms.element);
+    let kept = terms.keep(by, length)?;
+    let at_end = terms.clone();
     run(
         mode,
         comm,
         kept,
         move |scope, kept| {
-            let own = if copies { &kept.send[..] } else { from.bytes(length) };
-            let result = if is_direct {
-                into.bytes_mut(length)
-            } else {
-                &mut kept.receive[..]
-            };
+            let own = terms.source(&kept.send, length);
+            let result = terms.target(&mut kept.receive, length);
             scope.iallreduce(own, result, element, operation(&kept.operation))
         },
         move |kept| {
-            if !is_direct {
-                terms.put(&kept.receive, terms.from.count);
-            }
+            at_end.finish(&kept.receive, at_end.from.count);
             Ok(())
         },
     )
@@ -250,32 +268,23 @@ fn reduce_scatter((terms, by): (Terms, Operation), counts: &[usize], comm: Comm,
     if object.is_inter() {
         return reduce_scatter_between((terms, by), counts, object);
     }
-    let (all, length) = (terms.length()?, own * terms.bytes);
-    let (copies, is_direct) = (terms.in_place || !terms.is_direct, terms.is_direct);
+    let (all, length, element) = (terms.length()?, own * terms.bytes, terms.element);
     let kept = Kept {
-        send: if copies { terms.copy()? } else { Vec::new() },
-        receive: if is_direct { Vec::new() } else { vec![0; length] },
         counts: counts.iter().map(|count| count * terms.bytes).collect(),
-        operation: Some(by),
-        ..Kept::default()
+        ..terms.keep(by, length)?
     };
-    let (from, into, element) = (terms.from.buffer, terms.into, terms.element);
+    let at_end = terms.clone();
     run(
         mode,
         object,
         kept,
         move |scope, kept| {
-            let values = if copies { &kept.send[..] } else { from.bytes(all) };
-            let result = match is_direct {
-                true => into.bytes_mut(length),
-                false => &mut kept.receive[..],
-            };
+            let values = terms.source(&kept.send, all);
+            let result = terms.target(&mut kept.receive, length);
             scope.ireduce_scatter(values, result, &kept.counts, element, operation(&kept.operation))
         },
         move |kept| {
-            if !is_direct {
-                terms.put(&kept.receive, own);
-            }
+            at_end.finish(&kept.receive, own);
             Ok(())
         },
     )

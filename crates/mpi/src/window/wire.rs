@@ -142,7 +142,7 @@ impl Request {
         })
     }
 
-    /// The number of a request of which only the first words have arrived.
+    /// The number of a request, of bytes that may hold no more than its first words.
     pub fn id_of(bytes: &[u8]) -> Result<u64> {
         Ok(words(bytes, HEAD_WORDS)?.0[1])
     }
